@@ -1,0 +1,343 @@
+"""The interface of a tier: all that coordinator, emitter and command line may see of one.
+
+It imports no implementation. What holds for every implementation, tested for each of them by
+`neuron_store.testing.ArtifactStoreContract`:
+
+* A reader sees a whole artifact or none.
+* Among concurrent publishers of one key exactly one gets CREATED.
+* A CREATED that was returned outlives its publisher.
+* A crash at any step leaves nothing visible, and nothing that blocks the next publisher.
+* Only errors of `neuron_store.errors` escape, the original as `__cause__`.
+* Instances may be used from several threads, and in a child after fork.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import time
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+import attrs
+
+from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from neuron_store.artifact import Artifact
+
+__all__ = [
+    "ArtifactStore",
+    "Check",
+    "KeyLock",
+    "Lease",
+    "Publication",
+    "TierAnswer",
+    "TierReport",
+]
+
+
+class Publication(enum.Enum):
+    """What became of a publish. Losing a race is a value, not an error."""
+
+    CREATED = "created"
+    """The artifact is there now and was not before."""
+    PRESENT = "present"
+    """The same bytes were there already."""
+    CONFLICT = "conflict"
+    """Other bytes are there; the first writer's stay."""
+    REPAIRED = "repaired"
+    """An incomplete or damaged entry was replaced by this artifact."""
+
+
+@attrs.frozen
+class TierAnswer:
+    """What one tier said when it was asked for a key."""
+
+    location: str
+    outcome: str
+    """`hit`, `miss`, `error`, `corrupt` or `skipped` (left alone after repeated trouble)."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.outcome}" + (f" ({self.detail})" if self.detail else "")
+
+
+@attrs.frozen
+class Check:
+    """One measured property of a tier."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+    required: bool = True
+    """False where a failure costs only work or speed, never a wrong artifact."""
+
+
+@attrs.frozen
+class TierReport:
+    """What `ArtifactStore.probe` measured."""
+
+    location: str
+    checks: tuple[Check, ...]
+    latency: float | None = None
+    """Seconds for one small look-up, the median of a few."""
+
+    @property
+    def refused(self) -> str | None:
+        """Why the tier must not be used, or None when it is fit."""
+        failed = [c for c in self.checks if c.required and not c.passed]
+        return "; ".join(f"{c.name}: {c.detail or 'failed'}" for c in failed) or None
+
+
+class KeyLock(abc.ABC):
+    """Node-local exclusion for one key. It only saves work; correctness never rests on it.
+
+    Re-entrant for the thread that holds it. Used as a context manager it waits up to the timeout
+    it was made with, then raises `LockTimeout`.
+    """
+
+    @abc.abstractmethod
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free; never waits."""
+
+    @abc.abstractmethod
+    def acquire(self) -> None:
+        """Wait for the lock; raises `LockTimeout`."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Give the lock back. The lock file stays: unlinking it would let two holders in."""
+
+    @abc.abstractmethod
+    def holder(self) -> HolderNote | None:
+        """Who says that it holds the lock, for messages only; None when nobody says so."""
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+@attrs.frozen
+class HolderNote:
+    """What the holder of a key's lock wrote about itself."""
+
+    pid: int
+    process_name: str
+    host: str
+    timestamp: float | None
+    """Unix seconds when the lock was taken."""
+    rank: str | None = None
+
+    def __str__(self) -> str:
+        rank = f", rank {self.rank}" if self.rank is not None else ""
+        return f"pid {self.pid} ({self.process_name}{rank})"
+
+
+class Lease(abc.ABC):
+    """A fleet-wide claim on a key, kept alive by a heartbeat. Losing it costs work, no more."""
+
+    @abc.abstractmethod
+    def held(self) -> bool:
+        """Whether this holder can still be sure of it (asks the tier when in doubt)."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Give the lease back; idempotent, and harmless when it was lost."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class ArtifactStore(abc.ABC):
+    """One place that keeps artifacts. See the module's docstring for the guarantees."""
+
+    # -- abstract -----------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def location(self) -> str:
+        """Where it is, for logs and the manifest; never holds a secret."""
+
+    @abc.abstractmethod
+    def find(self, key: str) -> Artifact | None:
+        """The complete artifact's record, or None when the tier answered that it has none.
+
+        Raises:
+            InvalidKey: before anything is asked.
+            ArtifactCorrupt: a committed entry is provably damaged.
+            TierError: the tier could not answer. An error is never a miss.
+        """
+
+    @abc.abstractmethod
+    def open_file(self, key: str, name: str) -> BinaryIO:
+        """One file of an artifact as a binary stream, which the caller closes.
+
+        The bytes are not checked against the digest; `fetch` does that.
+
+        Raises:
+            ArtifactNotFound: no such artifact, or no such file in it.
+            ArtifactCorrupt: the record names the file, and it is not there.
+            TierError: the tier could not answer.
+        """
+
+    @abc.abstractmethod
+    def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
+        """Create the artifact from the directory `source`: all or nothing, first writer wins.
+
+        Args:
+            artifact: the record; digests it has are checked while the bytes are copied, digests
+                it lacks are computed.
+            source: a directory that holds every file the record names.
+            consume: the directory may be taken over by a rename instead of copied.
+
+        Raises:
+            ArtifactCorrupt: `source` does not hold what the record says.
+            InvalidArtifact: `source` holds a symbolic link or a device under a recorded name.
+            TierError: the tier could not be written; nothing is visible of the attempt.
+        """
+
+    @abc.abstractmethod
+    def keys(self) -> Iterator[str]:
+        """Keys of complete artifacts only: no staging, locks or strangers' files."""
+
+    @abc.abstractmethod
+    def delete(self, key: str) -> bool:
+        """Remove an artifact; False when there was none. Hides it before it frees it."""
+
+    # -- concrete: may be overridden for speed, never for meaning -------------------------------
+
+    @property
+    def name(self) -> str:
+        """Short name for tables and counters; `location` unless the URL gave one."""
+        return self.location
+
+    def fetch(self, key: str, into: Path) -> Artifact:
+        """Write the artifact's files into the empty directory `into`, every digest checked.
+
+        Raises:
+            ArtifactNotFound: there is none.
+            ArtifactCorrupt: a file is missing, short or wrong; `into` may hold some files then.
+            TierError: the tier could not answer.
+        """
+        from neuron_store.streams import copy_stream  # noqa: PLC0415  (the interface imports no implementation)
+
+        artifact = self.find(key)
+        if artifact is None:
+            raise ArtifactNotFound(key, self.location)
+        files = []
+        for file in artifact.files:
+            with self.open_file(key, file.name) as stream:
+                files.append(copy_stream(stream, into, file, key=key, location=self.location))
+        return attrs.evolve(artifact, files=tuple(files))
+
+    def verify(self, key: str) -> Artifact:
+        """Read every byte and check every digest. Raises as `fetch` does."""
+        from neuron_store.streams import digest_stream  # noqa: PLC0415  (the interface imports no implementation)
+
+        artifact = self.find(key)
+        if artifact is None:
+            raise ArtifactNotFound(key, self.location)
+        files = []
+        for file in artifact.files:
+            with self.open_file(key, file.name) as stream:
+                size, digest = digest_stream(stream)
+            if size != file.size or (file.sha256 or digest) != digest:
+                raise ArtifactCorrupt(
+                    key,
+                    self.location,
+                    f"{file.name} has {size} bytes, sha256 {digest}; "
+                    f"the record says {file.size}, {file.sha256}",
+                )
+            files.append(attrs.evolve(file, sha256=digest))
+        return attrs.evolve(artifact, files=tuple(files))
+
+    def path_of(self, key: str) -> Path | None:
+        """The artifact's own directory where the tier is one, so that a hit copies nothing.
+
+        None when there is no complete artifact, or when the tier keeps no directories.
+        """
+        del key
+        return None
+
+    def get(self, key: str) -> Path:
+        """The artifact as a local directory, brought there if need be.
+
+        Raises:
+            ArtifactNotFound: every tier that was asked answered, and none has it.
+            TierError: a tier could not answer, and no other has it.
+            Unsupported: there is no local side.
+        """
+        path = self.path_of(key)
+        if path is not None:
+            return path
+        if self.find(key) is None:
+            raise ArtifactNotFound(key, self.location)
+        raise Unsupported("get", type(self).__name__, "it keeps no local directories")
+
+    def lock(self, key: str, timeout: float) -> KeyLock:
+        """Node-local exclusion for one key; `timeout` in seconds is what `acquire` waits."""
+        del key, timeout
+        raise Unsupported("lock", type(self).__name__, "only the local tier locks keys")
+
+    def scratch(self, key: str) -> Path:
+        """A new private directory on the artifacts' own file system; the caller removes it."""
+        del key
+        raise Unsupported("scratch", type(self).__name__, "only the local tier has scratch space")
+
+    def lease(self, key: str, ttl: float) -> Lease:
+        """Claim a key among all users of the tier; `ttl` in seconds. Raises `LeaseHeld`."""
+        del key, ttl
+        raise Unsupported("lease", type(self).__name__)
+
+    def probe(self) -> TierReport:
+        """Measure the tier, inside its own prefix only, and leave nothing behind."""
+        from neuron_store.probing import probe_store  # noqa: PLC0415  (only doctor needs it)
+
+        return probe_store(self)
+
+    def close(self) -> None:
+        """Give up connections and handles. The store may be used again afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.location!r})"
+
+
+def measure_latency(store: ArtifactStore, rounds: int = 5) -> float:
+    """Median seconds of a look-up of a key that is not there."""
+    spent = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        store.find("latency-probe")
+        spent.append(time.perf_counter() - began)
+    return sorted(spent)[len(spent) // 2]

@@ -1,0 +1,200 @@
+"""The directory that the Neuron stack itself writes for one graph, and what completes it.
+
+Facts about libtorch_neuronx_lite 0.21 to 0.24: the four files below, of which the completion mark
+comes last and records the executable's size. Everything else it leaves there is for debugging.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from neuron_store.artifact import RECORD_NAME, Artifact, ArtifactFile, check_file_name
+from neuron_store.errors import ArtifactCorrupt, InvalidArtifact, InvalidRecord
+from neuron_store.streams import open_regular
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "HLO_NAME",
+    "MARK_NAME",
+    "METADATA_NAME",
+    "belongs_to_artifact",
+    "completion_mark",
+    "foreign_artifact",
+    "list_files",
+    "metadata_key",
+    "neff_length",
+    "neff_name",
+]
+
+HLO_NAME = "graph.hlo"
+MARK_NAME = ".compilation_complete"
+METADATA_NAME = ".artifact_metadata_v0.json"
+_METADATA = re.compile(r"\.artifact_metadata_v\d+\.json\Z")
+_NEFF_HEADER = struct.Struct("<QQQ")
+# What stays behind at a promote: debug output with the compile host's paths, captures of single
+# ranks (`dev0_7.rank3/`, `rank3/`), locks, access marks, NFS's names of unlinked open files.
+_LEFT_BEHIND = frozenset(
+    {
+        "command.txt",
+        "log-neuron-cc.txt",
+        "fxgraph.txt",
+        "example_inputs.txt",
+        "hlo_passes",
+        ".cache_accessed",
+        ".compilation_metadata",
+        ".compilation_metadata.lock",
+    }
+)
+_RANK_DIRECTORY = re.compile(r"(?:[A-Za-z0-9_]+\.)?rank\d+\Z")
+
+
+def neff_name(key: str) -> str:
+    """The file name under which the Neuron runtime looks for the executable."""
+    return f"graph_{key}.neff"
+
+
+def completion_mark(neff_size: int, *, now: float | None = None) -> bytes:
+    """The text of `.compilation_complete`; `neff_size` in bytes, `now` in Unix seconds."""
+    moment = time.time() if now is None else now
+    return f"completed:{moment}\nneff_size:{neff_size}\n".encode()
+
+
+def neff_length(header: bytes) -> int | None:
+    """Bytes that a NEFF must have by its own header, or None when it is not a NEFF header.
+
+    The first three little-endian u64 are format version (2), header length (1024) and payload
+    length.
+    """
+    if len(header) < _NEFF_HEADER.size:
+        return None
+    version, header_length, payload = _NEFF_HEADER.unpack_from(header)
+    if version != 2 or header_length != 1024:
+        return None
+    return int(header_length + payload)
+
+
+def belongs_to_artifact(name: str, *, neuron: bool) -> bool:
+    """Whether a file (relative POSIX path) found in an entry's directory is part of the artifact.
+
+    Args:
+        name: relative POSIX path.
+        neuron: the directory is one of the Neuron stack's, so its debug files are left behind.
+    """
+    top = name.split("/", 1)[0]
+    if top.startswith((".neuron_store", ".nfs")):
+        return False
+    return not (neuron and (top in _LEFT_BEHIND or _RANK_DIRECTORY.match(top) is not None))
+
+
+def list_files(directory: Path, key: str) -> list[ArtifactFile]:
+    """The files of an artifact in `directory`, by name; sizes, no digests.
+
+    Raises:
+        InvalidArtifact: a symbolic link, a device or an unsafe name is among them.
+        OSError: the directory cannot be read.
+    """
+    neuron = os.path.lexists(directory / neff_name(key))
+    files: list[ArtifactFile] = []
+
+    def walk(folder: str, prefix: str) -> None:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                name = prefix + entry.name
+                if not belongs_to_artifact(name, neuron=neuron):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    walk(entry.path, name + "/")
+                elif entry.is_file(follow_symlinks=False):
+                    try:
+                        check_file_name(name)
+                    except InvalidRecord as error:
+                        raise InvalidArtifact(entry.path, error.reason) from None
+                    files.append(ArtifactFile(name, entry.stat(follow_symlinks=False).st_size))
+                else:
+                    raise InvalidArtifact(
+                        entry.path, "a symbolic link, device or pipe; only regular files are kept"
+                    )
+
+    walk(os.fspath(directory), "")
+    return files
+
+
+def foreign_artifact(directory: Path, key: str) -> Artifact | None:
+    """The artifact that the Neuron stack completed in `directory`, without a record of ours.
+
+    Complete means: all four files exist and the mark's `neff_size` is the executable's size.
+    None when it is not complete.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    mark = _read_small(directory / MARK_NAME)
+    if mark is None:
+        return None
+    sizes = re.search(rb"^neff_size:(\d{1,19})\s*$", mark, re.MULTILINE)
+    try:
+        files = list_files(directory, key)
+    except (InvalidArtifact, FileNotFoundError):
+        return None
+    by_name = {f.name: f for f in files}
+    neff = by_name.get(neff_name(key))
+    if neff is None or HLO_NAME not in by_name or not any(map(_METADATA.match, by_name)):
+        return None
+    if sizes is None or int(sizes[1]) != neff.size:
+        return None
+    done = re.search(rb"^completed:(\d+(?:\.\d+)?)\s*$", mark, re.MULTILINE)
+    created = {} if done is None else {"created": _iso(float(done[1]))}
+    return Artifact(
+        key=key, files=tuple(files), executable=neff.name, compiler="neuronx-cc", **created
+    )
+
+
+def _iso(moment: float) -> str:
+    from datetime import UTC, datetime  # noqa: PLC0415  (needed for foreign entries only)
+
+    try:
+        return datetime.fromtimestamp(moment, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC).isoformat()
+
+
+def metadata_key(directory: Path, key: str, location: str) -> None:
+    """Check that the stack's own metadata names `key`, as its loader will demand.
+
+    Raises:
+        ArtifactCorrupt: it names another key, or is not JSON.
+    """
+    data = _read_small(directory / METADATA_NAME)
+    if data is None:
+        return
+    try:
+        said = json.loads(data).get("cache_key")
+    except (ValueError, AttributeError, RecursionError):
+        raise ArtifactCorrupt(key, location, f"{METADATA_NAME} is not a JSON object") from None
+    if said is not None and said != key:
+        raise ArtifactCorrupt(
+            key, location, f"Cache key mismatch: expected {key!r}, found {str(said)[:80]!r}"
+        )
+
+
+def _read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
+    try:
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError, InvalidArtifact):
+        return None
+    try:
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
+def has_record(directory: Path) -> bool:
+    """Whether the entry carries a record of ours."""
+    return os.path.lexists(directory / RECORD_NAME)
