@@ -1,0 +1,117 @@
+"""The address of a tier: what stands in NEURON_STORE_TIERS and on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import attrs
+
+from neuron_store.errors import ConfigError
+
+__all__ = ["TierURL", "parse_bool", "parse_tier_url"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SECRET = re.compile(
+    r"secret|password|passwd|token|credential|signature|access_?key|account_?key|api_?key|^key$|^sas|^sig$",
+    re.IGNORECASE,
+)
+_TRUE = frozenset({"1", "true", "yes"})
+_FALSE = frozenset({"0", "false", "no"})
+
+
+def parse_bool(value: str | bool | int, *, what: str) -> bool:
+    """1/0/true/false/yes/no, in any case. `what` names the setting in the `ConfigError`."""
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ConfigError(f"{what}={value!r} is not a boolean; use 1, 0, true, false, yes or no")
+
+
+@attrs.frozen
+class TierURL:
+    """One tier's address. Holds no credentials: those come from each cloud's own chain."""
+
+    scheme: str
+    address: str
+    """What follows the scheme: a path, or `bucket/prefix`."""
+    options: Mapping[str, str] = attrs.field(factory=dict)
+    """From the query or the settings file, without `name` and `read_only`."""
+    name: str | None = None
+    read_only: bool = False
+
+    @property
+    def location(self) -> str:
+        """Scheme and address, safe to log."""
+        return self.address if self.scheme in {"posix", "local"} else f"{self.scheme}://{self.address}"
+
+    def checked_options(self, known: Iterable[str]) -> Mapping[str, str]:
+        """The options, or a `ConfigError` that names one the tier does not know."""
+        names = sorted(known)
+        for option in self.options:
+            if option not in names:
+                raise ConfigError(
+                    f"tier {self.location}: unknown option {option!r}; "
+                    f"known: {', '.join([*names, 'name', 'read_only'])}"
+                )
+        return self.options
+
+
+def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL:
+    """Parse a bare path or a URL with options in its query.
+
+    Args:
+        text: `/mnt/fsx/cache`, `posix:///mnt/fsx/cache`, `s3://bucket/prefix?read_only=1`.
+        extra: options from the settings file; they win over the query's.
+
+    Raises:
+        ConfigError: it is empty, relative, or carries credentials (which are not repeated).
+    """
+    text = text.strip()
+    match = _SCHEME.match(text)
+    if match is None:
+        # A bare path is taken as it is: `?` and `#` are legal in file names.
+        if not text.startswith(("/", "~")):
+            raise ConfigError(
+                f"tier {text[:200]!r} is neither a URL nor an absolute path; "
+                "write /mnt/cache, s3://bucket/prefix, ..."
+            )
+        return _with_options("posix", text, extra or {})
+    scheme = match[1].lower()
+    try:
+        parts = urlsplit(text)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise ConfigError(
+            f"tier URL with scheme {scheme!r} cannot be parsed; write {scheme}://address?option=value"
+        ) from None
+    if "@" in parts.netloc and scheme not in {"abfs", "abfss"}:
+        raise ConfigError(
+            f"tier URL {scheme}://***@{parts.netloc.rsplit('@', 1)[1]} carries credentials; "
+            "take them out: they come from the cloud's own chain (environment, profile, role)"
+        )
+    address = unquote(parts.netloc + parts.path) if scheme in {"posix", "local"} else (
+        parts.netloc + parts.path
+    )
+    return _with_options(scheme, address, {**query, **(extra or {})})
+
+
+def _with_options(scheme: str, address: str, options: Mapping[str, str]) -> TierURL:
+    where = f"{scheme}://{address}"
+    for option in options:
+        if _SECRET.search(option):
+            raise ConfigError(
+                f"tier {where}: option {option!r} looks like a credential; take it out: "
+                "credentials come from the cloud's own chain (environment, profile, role)"
+            )
+    rest = {k: str(v) for k, v in options.items() if k not in {"name", "read_only"}}
+    return TierURL(
+        scheme=scheme,
+        address=address,
+        options=rest,
+        name=options.get("name") or None,
+        read_only=parse_bool(options.get("read_only", "0"), what=f"tier {where}: read_only"),
+    )
