@@ -142,9 +142,7 @@ class Artifact:
         """
 
         def content(artifact: Artifact) -> set[tuple[str, int, str | None]]:
-            return {
-                (f.name, f.size, f.sha256) for f in artifact.files if f.name not in _VOLATILE
-            }
+            return {(f.name, f.size, f.sha256) for f in artifact.files if f.name not in _VOLATILE}
 
         return content(self) == content(other)
 
@@ -257,7 +255,11 @@ def _files(raw: object) -> tuple[ArtifactFile, ...]:
     for entry in raw:
         if not isinstance(entry, dict):
             raise InvalidRecord("an entry of files is not an object")
-        name, size, sha256 = check_file_name(entry.get("name")), entry.get("size"), entry.get("sha256")
+        name, size, sha256 = (
+            check_file_name(entry.get("name")),
+            entry.get("size"),
+            entry.get("sha256"),
+        )
         if type(size) is not int or size < 0:
             raise InvalidRecord(f"size of {name!r} is not a count of bytes: {size!r}")
         if sha256 is not None and (not isinstance(sha256, str) or _SHA256.match(sha256) is None):

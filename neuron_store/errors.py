@@ -41,9 +41,7 @@ __all__ = [
 ]
 
 
-def _rebuild(
-    cls: type[NeuronStoreError], message: str, state: dict[str, Any]
-) -> NeuronStoreError:
+def _rebuild(cls: type[NeuronStoreError], message: str, state: dict[str, Any]) -> NeuronStoreError:
     error = cls.__new__(cls, message)
     Exception.__init__(error, message)
     error.__dict__.update(state)
@@ -175,9 +173,7 @@ class TiersUnavailable(TierError):
 class ArtifactNotFound(NeuronStoreError, LookupError):
     """Every tier that was asked answered, and none has a complete artifact under the key."""
 
-    def __init__(
-        self, key: str, location: str, answers: Sequence[TierAnswer] = ()
-    ) -> None:
+    def __init__(self, key: str, location: str, answers: Sequence[TierAnswer] = ()) -> None:
         self.key = key
         self.location = location
         self.answers = tuple(answers)
@@ -234,9 +230,7 @@ class Unsupported(NeuronStoreError, NotImplementedError):
     def __init__(self, operation: str, implementer: str, reason: str = "") -> None:
         self.operation = operation
         self.implementer = implementer
-        super().__init__(
-            f"{implementer} has no {operation}" + (f": {reason}" if reason else "")
-        )
+        super().__init__(f"{implementer} has no {operation}" + (f": {reason}" if reason else ""))
 
 
 class LockTimeout(NeuronStoreError, TimeoutError):

@@ -150,9 +150,12 @@ def foreign_artifact(directory: Path, key: str) -> Artifact | None:
     if sizes is None or int(sizes[1]) != neff.size:
         return None
     done = re.search(rb"^completed:(\d+(?:\.\d+)?)\s*$", mark, re.MULTILINE)
-    created = {} if done is None else {"created": _iso(float(done[1]))}
     return Artifact(
-        key=key, files=tuple(files), executable=neff.name, compiler="neuronx-cc", **created
+        key=key,
+        files=tuple(files),
+        created=_iso(float(done[1]) if done is not None else 0.0),
+        executable=neff.name,
+        compiler="neuronx-cc",
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
     from neuron_store.compilers import Compiler
 
-__all__ = ["known_compilers", "known_schemes", "open_tier", "get_compiler"]
+__all__ = ["get_compiler", "known_compilers", "known_schemes", "open_tier"]
 
 TIERS = "neuron_store.tiers"
 COMPILERS = "neuron_store.compilers"

@@ -6,14 +6,15 @@ import hashlib
 import os
 import stat
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 import attrs
 
 from neuron_store.errors import ArtifactCorrupt, InvalidArtifact
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from neuron_store.artifact import ArtifactFile
 
 __all__ = ["CHUNK", "copy_stream", "create_file", "digest_stream", "open_regular", "write_all"]
@@ -21,10 +22,6 @@ __all__ = ["CHUNK", "copy_stream", "create_file", "digest_stream", "open_regular
 CHUNK = 4 << 20
 # Below this, starting a thread costs more than hashing beside the writing saves.
 _THREADED = 16 << 20
-
-
-class _Readable(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -49,9 +46,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 def create_file(path: str | os.PathLike[str]) -> int:
     """A write-only descriptor of a new file; never one that exists, never through a link."""
-    return os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-    )
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -61,11 +56,11 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def digest_stream(stream: _Readable, limit: int | None = None) -> tuple[int, str]:
+def digest_stream(stream: BinaryIO, limit: int | None = None) -> tuple[int, str]:
     """Bytes and sha256 (hex) of a stream; stops one chunk past `limit`."""
     buffer = memoryview(bytearray(CHUNK))
     digest, size = hashlib.sha256(), 0
-    while count := stream.readinto(buffer):
+    while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every binary stream has it
         digest.update(buffer[:count])
         size += count
         if limit is not None and size > limit:
@@ -74,7 +69,7 @@ def digest_stream(stream: _Readable, limit: int | None = None) -> tuple[int, str
 
 
 def copy_stream(
-    stream: _Readable | BinaryIO,
+    stream: BinaryIO,
     into: Path,
     file: ArtifactFile,
     *,
@@ -116,12 +111,12 @@ def copy_stream(
     return attrs.evolve(file, sha256=digest)
 
 
-def _pump(stream: _Readable | BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
+def _pump(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
     if expected >= _THREADED:
         return _pump_threaded(stream, descriptor, expected)
     digest, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(min(CHUNK, expected + 1)))
-    while count := stream.readinto(buffer):  # type: ignore[union-attr]  # BinaryIO has it too
+    while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every binary stream has it  # type: ignore[union-attr]  # BinaryIO has it too
         size += count
         if size > expected:
             break
@@ -130,7 +125,7 @@ def _pump(stream: _Readable | BinaryIO, descriptor: int, expected: int) -> tuple
     return size, digest.hexdigest()
 
 
-def _pump_threaded(stream: _Readable | BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
+def _pump_threaded(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
     """As `_pump`, hashing one chunk on a second core while the next is read and written."""
     digest, size, turn = hashlib.sha256(), 0, 0
     buffers = [memoryview(bytearray(CHUNK)) for _ in range(2)]
@@ -153,7 +148,7 @@ def _pump_threaded(stream: _Readable | BinaryIO, descriptor: int, expected: int)
             done.acquire()
             buffer = buffers[turn]
             turn ^= 1
-            count = stream.readinto(buffer)  # type: ignore[union-attr]  # BinaryIO has it too
+            count = stream.readinto(buffer)  # type: ignore[attr-defined]  # every binary stream has it
             if not count:
                 break
             size += count

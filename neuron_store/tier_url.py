@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
 from neuron_store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["TierURL", "parse_bool", "parse_tier_url"]
 
@@ -46,7 +49,9 @@ class TierURL:
     @property
     def location(self) -> str:
         """Scheme and address, safe to log."""
-        return self.address if self.scheme in {"posix", "local"} else f"{self.scheme}://{self.address}"
+        return (
+            self.address if self.scheme in {"posix", "local"} else f"{self.scheme}://{self.address}"
+        )
 
     def checked_options(self, known: Iterable[str]) -> Mapping[str, str]:
         """The options, or a `ConfigError` that names one the tier does not know."""
@@ -83,7 +88,9 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
     scheme = match[1].lower()
     try:
         parts = urlsplit(text)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        query = dict(
+            parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        )
     except ValueError:
         raise ConfigError(
             f"tier URL with scheme {scheme!r} cannot be parsed; write {scheme}://address?option=value"
@@ -93,8 +100,10 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
             f"tier URL {scheme}://***@{parts.netloc.rsplit('@', 1)[1]} carries credentials; "
             "take them out: they come from the cloud's own chain (environment, profile, role)"
         )
-    address = unquote(parts.netloc + parts.path) if scheme in {"posix", "local"} else (
-        parts.netloc + parts.path
+    address = (
+        unquote(parts.netloc + parts.path)
+        if scheme in {"posix", "local"}
+        else (parts.netloc + parts.path)
     )
     return _with_options(scheme, address, {**query, **(extra or {})})
 

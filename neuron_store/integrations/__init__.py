@@ -1,0 +1,1 @@
+"""Other compile caches kept in the same store."""
