@@ -198,7 +198,7 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
     version = raw["neuron_store_record"]
     if type(version) is not int or version != RECORD_VERSION:
         raise InvalidRecord(
-            f"version {version!r}; this release reads version {RECORD_VERSION}: upgrade neuron-store"
+            f"version {version!r}; this release reads {RECORD_VERSION}: upgrade neuron-store"
         )
     return _structure(raw)
 

@@ -1,1 +1,1 @@
-"""The compile-artifact manifest: what an engine compiled, from which configuration, on which ranks."""
+"""The compile-artifact manifest: what an engine compiled, from what, and on which ranks."""
