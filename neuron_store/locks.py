@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from neuron_store.abc import HolderNote, KeyLock
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
-from neuron_store.streams import open_regular
+from neuron_store.streams import open_regular, write_all
 
 if TYPE_CHECKING:
     import filelock
@@ -70,6 +70,7 @@ class FileKeyLock(KeyLock):
         self._key = check_key(key)
         self._timeout = timeout
         self._note_path = f"{root}/.{key}.compilation_metadata"
+        self._failures_path = f"{root}/.failed/{key}.json"
         self.path = f"{self._note_path}.lock"
         self._lock: filelock.BaseFileLock | None = None
         self._pid = 0
@@ -150,27 +151,53 @@ class FileKeyLock(KeyLock):
             raise TierError(self._root, "lock", str(error), key=self._key) from error
         return True
 
-    def _write_note(self, note: bytes) -> None:
-        # Whole or not at all, and 0600: a command line may hold what its neighbours should not see.
-        temporary = f"{self._root}/.staging/note.{uuid.uuid4().hex}"
+    def read_failures(self) -> bytes:
         try:
-            os.makedirs(os.path.dirname(temporary), exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            descriptor = os.open(temporary, flags, 0o600)
-            try:
-                os.write(descriptor, note)
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, self._note_path)
+            return _read_small(self._failures_path)
+        except (OSError, ValueError):
+            return b""
+
+    def write_failures(self, data: bytes) -> None:
+        try:
+            if data:
+                os.makedirs(os.path.dirname(self._failures_path), exist_ok=True)
+                self._replace(self._failures_path, data)
+            else:
+                os.unlink(self._failures_path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            # Then each of those who wait finds out for itself.
+            _log.debug("failure note %s: %s", self._failures_path, error)
+
+    def _write_note(self, note: bytes) -> None:
+        try:
+            self._replace(self._note_path, note)
         except OSError as error:
             # Only messages are the poorer for it.
             _log.debug("holder note %s: %s", self._note_path, error)
+
+    def _replace(self, path: str, data: bytes) -> None:
+        # Whole or not at all, and 0600: a command line, or a compiler's last words, may hold what
+        # this user's neighbours should not see.
+        temporary = f"{self._root}/.staging/note.{uuid.uuid4().hex}"
+        os.makedirs(os.path.dirname(temporary), exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            write_all(descriptor, data)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(descriptor)
 
     def _remove_note(self, note: bytes) -> None:
         # Left behind it would name a dead process, and the Neuron stack's clean-up would take the
         # lock for stale.
         try:
-            if _read_note(self._note_path) == note:
+            if _read_small(self._note_path) == note:
                 os.unlink(self._note_path)
         except OSError as error:
             _log.debug("holder note %s: %s", self._note_path, error)
@@ -198,7 +225,7 @@ def _own_note() -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _read_note(path: str) -> bytes:
+def _read_small(path: str) -> bytes:
     descriptor = open_regular(path)
     try:
         return os.read(descriptor, _MAX_NOTE)
@@ -209,7 +236,7 @@ def _read_note(path: str) -> bytes:
 def read_holder_note(path: str) -> HolderNote | None:
     """The note at `path`, ours or the Neuron stack's; None when there is none or it is garbage."""
     try:
-        text = _read_note(path).decode("utf-8", "replace")
+        text = _read_small(path).decode("utf-8", "replace")
     except (OSError, ValueError):
         return None
     facts = dict(
