@@ -121,11 +121,11 @@ class CompileCoordinator:
                 last_try = now
                 if self._acquire(lock):
                     try:
-                        path = self._lead(job, lock, arrived_with, waited=waited)
+                        led = self._lead(job, lock, arrived_with, waited=waited)
                     finally:
                         lock.release()
-                    if path is not None:
-                        return path
+                    if led is not None:
+                        return led
                     # This compile failed, and another attempt is left: for whoever comes first.
                     continue
             waited = True
