@@ -15,15 +15,13 @@ import socket
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+
+import filelock
 
 from neuron_store.abc import HolderNote, KeyLock
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
 from neuron_store.streams import open_regular, write_all
-
-if TYPE_CHECKING:
-    import filelock
 
 __all__ = ["FileKeyLock", "read_holder_note"]
 
@@ -129,16 +127,12 @@ class FileKeyLock(KeyLock):
 
     def _file_lock(self) -> filelock.BaseFileLock:
         if self._lock is None or self._pid != os.getpid():
-            import filelock  # noqa: PLC0415  (a hit takes no lock, and filelock takes 100 ms)
-
             self._pid = os.getpid()
             # Not thread-local: which thread holds it is kept above, for all instances of a key.
             self._lock = filelock.FileLock(self.path, fallback_to_soft=False, thread_local=False)
         return self._lock
 
     def _flock(self, lock: filelock.BaseFileLock) -> bool:
-        import filelock  # noqa: PLC0415  (see _file_lock)
-
         try:
             try:
                 lock.acquire(blocking=False)
