@@ -76,7 +76,8 @@ def test_a_store_where_the_last_writer_wins_fails(tmp_path):
 
 def test_a_store_that_shows_half_an_artifact_fails_the_readers(tmp_path):
     factory = functools.partial(MarksFirst, str(tmp_path / "tier"))
-    with pytest.raises(AssertionError):
+    # OSError: a reader may take the damaged directory away while it is being filled.
+    with pytest.raises((AssertionError, OSError)):
         Contract().test_a_reader_sees_a_whole_artifact_or_none(factory, tmp_path)
 
 
