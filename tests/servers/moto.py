@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import boto3
@@ -173,7 +173,7 @@ class MotoServer:
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )
 
-    def __enter__(self) -> MotoServer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
