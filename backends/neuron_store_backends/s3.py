@@ -86,7 +86,7 @@ _BY_STATUS = {
     404: Trouble(Kind.MISSING, "not there", errno.ENOENT),
     409: Trouble(Kind.CONFLICT, "another writer is at work (409)"),
     412: Trouble(Kind.PRECONDITION, "the condition did not hold"),
-    416: Trouble(Kind.FATAL, "the object is shorter than its record says"),
+    416: Trouble(Kind.BEYOND, "the object ends before the range"),
     429: Trouble(Kind.THROTTLED, "the store asks to slow down", errno.EBUSY),
     503: Trouble(Kind.THROTTLED, "the store is busy (503)", errno.EBUSY),
     507: Trouble(Kind.FATAL, "the store is full; free space", errno.ENOSPC),
@@ -223,9 +223,7 @@ class S3Objects(Objects):
         except TierError as error:
             if not error.reason.startswith(_NO_UPLOAD):
                 raise
-            # An earlier try may have worked, its reply being lost; the name promises the bytes.
-            found = await self._list(fs, path.rsplit("/", 1)[0])
-            if path not in found or found[path].size != size:
+            if not await self.is_there(fs, path, size):
                 raise
 
     async def _abort(self, fs: Any, where: dict[str, str]) -> None:
