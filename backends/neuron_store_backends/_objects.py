@@ -18,6 +18,7 @@ import attrs
 import fsspec.asyn
 
 from neuron_store.errors import NeuronStoreError, TierError
+from neuron_store_backends._options import Times
 from neuron_store_backends._trouble import (
     Changed,
     Exists,
@@ -64,19 +65,15 @@ class Objects(abc.ABC):
     Args:
         location: for messages; never holds a secret.
         root: bucket (container) and prefix, as the fsspec file system wants it.
-        timeout: seconds that one small request may take in all, tries included.
-        stall: seconds that one piece of at most `PIECE` bytes may take, tries included.
+        times: deadlines.
 
     `identity` tells places apart for what was measured of them: by default the location.
     """
 
-    def __init__(
-        self, location: str, root: str, *, timeout: float = 25.0, stall: float = 60.0
-    ) -> None:
+    def __init__(self, location: str, root: str, times: Times | None = None) -> None:
         self.location = location
         self.root = root
-        self.timeout = timeout
-        self.stall = stall
+        self.times = times or Times()
         self.identity = location
         self._handles: dict[int, Any] = {}
         self._locks: dict[int, threading.Lock] = {}
@@ -191,7 +188,10 @@ class Objects(abc.ABC):
         """Every object below the folder `prefix`, by full path."""
         # A listing of a million names is many requests; each has the client's own time-out.
         return self.run(
-            lambda fs: self._list(fs, prefix), "list", key=key, seconds=max(self.stall, 600.0)
+            lambda fs: self._list(fs, prefix),
+            "list",
+            key=key,
+            seconds=max(self.times.stall_timeout, 600.0),
         )
 
     def remove(self, path: str, *, key: str | None = None) -> None:
@@ -224,7 +224,7 @@ class Objects(abc.ABC):
                 )
             return data
 
-        return await self.tries("read", make, key=key, seconds=self.stall)
+        return await self.tries("read", make, key=key, seconds=self.times.stall_timeout)
 
     async def upload(self, path: str, make: Callable[[], Pieces], *, key: str | None) -> None:
         """Write an object from pieces; `make` gives them anew for each try."""
@@ -311,7 +311,7 @@ class Objects(abc.ABC):
     ) -> T:
         """`tries` from a thread that waits for the result."""
         self.handle()  # importing a client takes a second, which would hold up the loop
-        limit = self.timeout if seconds is None else seconds
+        limit = self.times.timeout if seconds is None else seconds
         return self.wait(self.tries(operation, make, key=key, seconds=limit))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:

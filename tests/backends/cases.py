@@ -30,6 +30,7 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store_backends import _publishing
+from neuron_store_backends._options import Times
 from tests.backends import children
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class ConditionalCases:
         self, place, artifact, source, into, key
     ):
         store = place.store()
-        store.objects.timeout = 0  # any request would fail otherwise
+        store.objects.times = Times(timeout=0)  # any request would fail otherwise
         bad = attrs.evolve(artifact, key=key)
         for call in (
             lambda: store.find(key),

@@ -24,6 +24,7 @@ from neuron_store.errors import (
     TierUnfit,
 )
 from neuron_store_backends import _honesty, _publishing
+from neuron_store_backends._options import Times
 from tests.backends.cases import CONTENTS, contents_of, fill
 
 
@@ -109,7 +110,7 @@ def test_a_conflict_that_never_ends_is_an_error_and_nothing_is_visible(
     faults.add(
         "answer", method="PUT", path="/index/k.json", status="409 Conflict", code="X", times=10**6
     )
-    store = s3_place.store(timeout=3)
+    store = s3_place.store(times=Times(timeout=3))
     began = time.monotonic()
     with pytest.raises(TierError, match="409"):
         store.publish(artifact, source)
@@ -199,7 +200,7 @@ def test_a_slow_trickle_ends_in_its_deadline(s3_place, faults, artifact, source,
     s3_place.store().publish(artifact, source)
     faults.add("trickle", method="GET", path="graph_k.neff", times=99)
     with pytest.raises(TierError, match="too slowly"):
-        s3_place.store(stall_timeout=1.5).fetch("k", into)
+        s3_place.store(times=Times(stall_timeout=1.5)).fetch("k", into)
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "TokenRefreshRequired"])
@@ -224,7 +225,7 @@ def test_credentials_that_stay_expired_are_a_clear_error(s3_place, faults):
     [("301 Moved Permanently", "PermanentRedirect"), ("400 Bad", "AuthorizationHeaderMalformed")],
 )
 def test_a_wrong_region_is_told_with_the_remedy(s3_place, faults, status, code):
-    faults.add("answer", status=status, code=code, times=99)
+    faults.add("answer", method="GET", status=status, code=code, times=99)
     with pytest.raises(TierError, match="region="):
         s3_place.store().find("k")
 
