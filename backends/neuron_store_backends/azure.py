@@ -43,6 +43,10 @@ _EXPIRED = (
 )
 _BUSY = Trouble(Kind.THROTTLED, "the account asks to slow down", errno.EBUSY)
 
+# Larger bodies go as a block, which takes a stream: aiohttp warns of large bytes, since it writes
+# them in one go.
+_ONE_PUT = 1 << 20
+
 # By the x-ms-error-code of the answer; what is not here goes by the HTTP status.
 _BY_CODE = {
     "BlobNotFound": Trouble(Kind.MISSING, "not there", errno.ENOENT),
@@ -133,42 +137,54 @@ class AzureObjects(Objects):
         return fs.service_client.get_blob_client(container, name)
 
     async def _get(self, fs: Any, path: str, limit: int) -> Blob:
-        stream = await self._blob(fs, path).download_blob(0, limit + 1, **self._limits)
+        blob = self._blob(fs, path)
+        try:
+            stream = await blob.download_blob(0, limit + 1, **self._limits)
+        except Exception as error:
+            if self.classify(error).kind is not Kind.BEYOND:
+                raise
+            # No range of an empty blob can be had, not even the first.
+            found = await blob.get_blob_properties(**self._limits)
+            return Blob(b"", found.etag)
         return Blob(await stream.readall(), stream.properties.etag)
 
     async def _put(self, fs: Any, path: str, data: bytes, **condition: Any) -> None:
-        # As a stream: aiohttp warns of large bytes, since it writes them in one go.
-        await self._blob(fs, path).upload_blob(
-            io.BytesIO(data), length=len(data), **condition, **self._limits
-        )
+        blob = self._blob(fs, path)
+        if len(data) <= _ONE_PUT:
+            overwrite = bool(condition.get("etag")) or not condition
+            if not overwrite:
+                condition = {}  # it stands for If-None-Match: *
+            await blob.upload_blob(data, overwrite=overwrite, **condition, **self._limits)
+            return
+        name = _block_name(uuid.uuid4().hex, 0)
+        await blob.stage_block(name, io.BytesIO(data), length=len(data), **self._limits)
+        await blob.commit_block_list([_block(name)], **condition, **self._limits)
 
     async def _create(self, fs: Any, path: str, data: bytes) -> None:
-        # overwrite=False sends If-None-Match: * with the one request.
-        await self._put(fs, path, data, overwrite=False)
+        from azure.core import MatchConditions  # noqa: PLC0415  (the extra)
+
+        await self._put(fs, path, data, match_condition=MatchConditions.IfMissing)
 
     async def _replace(self, fs: Any, path: str, data: bytes, version: str) -> None:
         from azure.core import MatchConditions  # noqa: PLC0415  (the extra)
 
-        condition = MatchConditions.IfNotModified
-        await self._put(fs, path, data, overwrite=True, etag=version, match_condition=condition)
+        unchanged = MatchConditions.IfNotModified
+        await self._put(fs, path, data, etag=version, match_condition=unchanged)
 
     async def _upload(self, fs: Any, path: str, pieces: Pieces) -> None:
-        from azure.storage.blob import BlobBlock  # noqa: PLC0415  (the extra)
-
         blob = self._blob(fs, path)
         if pieces.size <= pieces.length:
             data = await pieces.whole()
             await self.tries(
                 "upload",
-                lambda now: self._put(now, path, data, overwrite=True),
+                lambda now: self._put(now, path, data),
                 seconds=self.times.stall_timeout,
             )
             return
         mine = uuid.uuid4().hex
 
         async def send(number: int, piece: bytes) -> Any:
-            # Ids of one blob must all have the same length.
-            name = base64.b64encode(f"{mine}{number:08d}".encode()).decode()
+            name = _block_name(mine, number)
             await self.tries(
                 "upload",
                 lambda _fs: blob.stage_block(
@@ -176,7 +192,7 @@ class AzureObjects(Objects):
                 ),
                 seconds=self.times.stall_timeout,
             )
-            return BlobBlock(block_id=name)
+            return _block(name)
 
         blocks = await pieces.each(send)
         try:
@@ -203,6 +219,17 @@ class AzureObjects(Objects):
 
     async def _remove(self, fs: Any, path: str) -> None:
         await self._blob(fs, path).delete_blob(**self._limits)
+
+
+def _block_name(upload: str, number: int) -> str:
+    # Ids of one blob must all have the same length.
+    return base64.b64encode(f"{upload}{number:08d}".encode()).decode()
+
+
+def _block(name: str) -> Any:
+    from azure.storage.blob import BlobBlock  # noqa: PLC0415  (the extra)
+
+    return BlobBlock(block_id=name)
 
 
 def _answered(status: int, code: Any) -> Trouble:
