@@ -179,7 +179,7 @@ def test_making_a_job_imports_neither_iree_nor_numpy():
     assert done.stdout.strip() == "[]"
 
 
-# -- keys ---------------------------------------------------------------------------------------
+# -- keys ----------
 
 
 def key(graph=GRAPH, flags=(), extra=None) -> str:
@@ -277,7 +277,7 @@ def test_a_graph_that_is_not_there_or_empty_is_refused(tmp_path):
         IreeCompiler().job(b"")
 
 
-# -- compiles that fail -------------------------------------------------------------------------
+# -- compiles that fail ----------
 
 
 def failure(job, tmp_path) -> CompileError:
@@ -348,7 +348,7 @@ def test_the_compiler_sees_no_flags_of_the_environment(tmp_path, monkeypatch):
     assert not {n for n in seen if n.startswith(("IREE", "AWS", "LLVM"))}
 
 
-# -- loads that are refused ----------------------------------------------------------------------
+# -- loads that are refused ----------
 
 
 def rewrite(path: Path, **changes) -> None:
@@ -410,7 +410,10 @@ def test_a_program_for_a_lesser_processor_runs_here(tmp_path):
 
 
 def test_a_program_for_another_processor_can_be_compiled_and_is_refused_here(tmp_path):
-    flags = "--iree-llvmcpu-target-triple=aarch64-unknown-linux-gnu --iree-llvmcpu-target-cpu=neoverse-n1"
+    flags = [
+        "--iree-llvmcpu-target-triple=aarch64-unknown-linux-gnu",
+        "--iree-llvmcpu-target-cpu=neoverse-n1",
+    ]
     job = IreeCompiler().job(GRAPH, flags=flags)
     assert job.components["target"] == "aarch64-unknown-linux-gnu/neoverse-n1"
     if host_cpu().arch == "aarch64":
