@@ -241,7 +241,13 @@ def verify(
             Column("detail"),
         )
         rows = [
-            (s.tier, s.key, s.outcome, s.artifact.size if s.artifact is not None else None, s.detail)
+            (
+                s.tier,
+                s.key,
+                s.outcome,
+                s.artifact.size if s.artifact is not None else None,
+                s.detail,
+            )
             for s in found
             if s.key is not None
         ]
