@@ -7,6 +7,8 @@ best effort: it never raises, and does nothing at all where the variable is unse
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import logging
 import os
@@ -84,52 +86,51 @@ class _Writer:
 
     def reset(self) -> None:
         """After fork: the parent's lock may be held for ever, and its file is not ours."""
-        descriptor, complained = self.descriptor, self.complained
+        complained = self.complained
+        if self.descriptor >= 0 and self._is_ours():
+            os.close(self.descriptor)
         self.__init__()  # type: ignore[misc]  # the object stays: `record_graph` refers to it
         self.complained = complained
-        if descriptor >= 0:
-            try:
-                os.close(descriptor)
-            except OSError:
-                pass
 
     def write(self, line: bytes, source: tuple[bytes | None, bytes | None]) -> None:
-        with self.lock:
-            now = time.monotonic()
-            if (
-                self.pid != os.getpid()
-                or self.source != source
-                or (now - self.checked > _RECHECK and not self._still_ours())
-            ):
-                self._open(source)
+        # Without the lock, which would cost a third of the write: lines of one O_APPEND write do
+        # not interleave, and the descriptor's number stays while the file behind it is replaced.
+        # Without a look at the pid: `reset` runs in every child that can run Python.
+        now = time.monotonic()
+        if now - self.checked > _RECHECK or self.source != source or self.torn:
+            line = self._prepare(source, line)
             self.checked = now
-            if self.torn:
-                # What a full disk cut off must not swallow this line too.
-                line = b"\n" + line
+        if os.write(self.descriptor, line) != len(line):
+            # A full disk cut it off; that must not swallow the next line too.
             self.torn = True
-            written = os.write(self.descriptor, line)
-            while written < len(line):
-                written += os.write(self.descriptor, line[written:])
-            self.torn = False
+            raise OSError(errno.ENOSPC, "a ledger line was cut off")
 
-    def _still_ours(self) -> bool:
+    def _prepare(self, source: tuple[bytes | None, bytes | None], line: bytes) -> bytes:
+        with self.lock:
+            if self.pid != os.getpid() or self.source != source or not self._still_ours():
+                self._open(source)
+            if self.torn:
+                self.torn = False
+                return b"\n" + line
+            return line
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor was neither closed by others nor given to another file."""
         try:
             status = os.fstat(self.descriptor)
         except OSError:
             return False
-        if (status.st_dev, status.st_ino) != self.identity:
-            self.descriptor = -1  # Somebody closed it and the number names another file now.
-            return False
-        return status.st_nlink > 0
+        return (status.st_dev, status.st_ino) == self.identity
+
+    def _still_ours(self) -> bool:
+        """Whether it also still has a name: the emitter removes the ledger."""
+        return self._is_ours() and os.fstat(self.descriptor).st_nlink > 0
 
     def _open(self, source: tuple[bytes | None, bytes | None]) -> None:
         pid = os.getpid()
         if self.pid != pid:
             self.begun.clear()
             self.pid = pid
-        elif self.descriptor >= 0 and self._still_ours():
-            os.close(self.descriptor)
-        self.descriptor = -1
         directory, devices = source
         assert directory is not None
         engine = engine_id({VISIBLE_DEVICES: os.fsdecode(devices or b"")})
@@ -138,11 +139,16 @@ class _Writer:
         path = os.fspath(folder / f"{pid}.jsonl")
         # A pid comes back: what an earlier run left under it is none of this run's.
         stale = 0 if path in self.begun else os.O_TRUNC
-        self.descriptor = os.open(
+        descriptor = os.open(
             path,
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | stale,
             0o644,
         )
+        if self.descriptor >= 0 and self._is_ours():
+            os.dup2(descriptor, self.descriptor, inheritable=False)
+            os.close(descriptor)
+        else:
+            self.descriptor = descriptor
         status = os.fstat(self.descriptor)
         self.identity = (status.st_dev, status.st_ino)
         self.begun.add(path)
@@ -194,32 +200,38 @@ def record_graph(
             )
 
 
+# The same flags stand in nearly every line of a run.
+_flags_json = functools.lru_cache(maxsize=64)(encode_basestring_ascii)
+
+
 def _encode(
     key: str, rank: int, inputs: Iterable[Any], compiler_flags: str | Sequence[str]
 ) -> bytes:
     # Assembled by hand: `json.dumps` takes four times as long as the write.
-    if not isinstance(compiler_flags, str):
+    if type(compiler_flags) is not str:
         import shlex  # noqa: PLC0415  (callers that give text need none)
 
         compiler_flags = shlex.join(compiler_flags)
-    shapes = inputs if _all_text(inputs) else input_shapes(inputs)
     return (
-        f'{{"key": {encode_basestring_ascii(key)}, "rank": {int(rank)}, '
-        f'"input_shapes": {_text_list(shapes)}, '
-        f'"compiler_flags": {encode_basestring_ascii(compiler_flags)}}}\n'
+        f'{{"key": {encode_basestring_ascii(key)}, "rank": {rank:d}, '
+        f'"input_shapes": {_text_list(inputs)}, '
+        f'"compiler_flags": {_flags_json(compiler_flags)}}}\n'
     ).encode("ascii")
 
 
-def _all_text(values: Iterable[Any]) -> bool:
-    return type(values) in {list, tuple} and set(map(type, values)) <= {str}
-
-
-def _text_list(texts: Iterable[str]) -> str:
-    texts = list(texts)
-    joined = "\x1f".join(texts)
-    if not texts or "\\" in joined or joined.count("\x1f") != len(texts) - 1:
-        return json.dumps(texts)
-    return "[" + encode_basestring_ascii(joined).replace("\\u001f", '", "') + "]"
+def _text_list(values: Iterable[Any]) -> str:
+    if type(values) is not list:
+        values = list(values)
+    try:
+        joined = '", "'.join(values)
+    except TypeError:
+        values = input_shapes(values)
+        joined = '", "'.join(values)
+    # Escaping lengthens: by two for each separator and the outer quotes, and by no more when
+    # nothing else needed it.
+    if values and len(encode_basestring_ascii(joined)) == len(joined) + 2 * len(values):
+        return f'["{joined}"]'
+    return json.dumps(values)
 
 
 def clear_ledger(root: Path, engine: str) -> None:
