@@ -16,8 +16,8 @@ _PATH_OPTIONS = frozenset(
     {"--output", "-o", "--logfile", "--dump", "--cache_dir", "--workdir", "--work-dir", "--tempdir"}
 )
 # The wrapper keeps these for itself; the compiler never sees them.
-_WRAPPER_OPTIONS = frozenset({"--log_level"})
-_WRAPPER_FLAGS = frozenset({"--no_cache", "--retry_failed_compilation"})
+_LONE = frozenset({"--no_cache", "--retry_failed_compilation"})
+_DROPPED = _PATH_OPTIONS | _LONE | {"--log_level"}
 _PATH = re.compile(r"(?:file://)?(?:/|~/|~\Z|\$HOME\b|\$\{HOME\})")
 _INNER_PATH = re.compile(r"(?:^|[\s=,:'\"])(?:file://)?(?:/|~/|\$HOME\b|\$\{HOME\})")
 _GRAPH = re.compile(r"[^\s=]+\.(?:hlo|pb|mlir|hlo_module\.pb)\Z")
@@ -53,42 +53,44 @@ def strip_machine_paths(flags: str | Sequence[str]) -> str:
 
 def _kept(tokens: list[str]) -> list[str]:
     kept: list[str] = []
+    for name, value, joined in _pairs(tokens):
+        if not name.startswith("-"):
+            # A positional: only the graph and absolute paths are the machine's.
+            if not (_PATH.match(name) or _GRAPH.match(name)):
+                kept.append(name)
+        elif name in _DROPPED:
+            continue
+        elif value is None:
+            kept.append(name)
+        elif (cleaned := _clean_value(value)) is not None:
+            kept += [f"{name}={cleaned}"] if joined else [name, cleaned]
+    return kept
+
+
+def _pairs(tokens: list[str]) -> list[tuple[str, str | None, bool]]:
+    """Options with their value, if any, and whether `=` joins them; positionals by themselves."""
+    pairs: list[tuple[str, str | None, bool]] = []
     position = 0
     while position < len(tokens):
         token = tokens[position]
-        position += 1
+        following = tokens[position + 1] if position + 1 < len(tokens) else "-"
         name, equals, value = token.partition("=")
         if not token.startswith("-"):
-            # A positional: only the graph and absolute paths are the machine's.
-            if not (_PATH.match(token) or _GRAPH.match(token)):
-                kept.append(token)
-            continue
-        has_value = not equals and position < len(tokens) and not tokens[position].startswith("-")
-        if name in _WRAPPER_FLAGS:
-            continue
-        if name in _PATH_OPTIONS or name in _WRAPPER_OPTIONS:
-            position += has_value
-            continue
-        if equals:
-            cleaned = _clean_value(value)
-            if cleaned is not None:
-                kept.append(f"{name}={cleaned}")
-        elif has_value:
-            value = tokens[position]
-            if _GRAPH.match(value) and not _PATH.match(value):
-                # `--verbose graph.hlo`: a flag without a value before the graph.
-                kept.append(token)
-                position += 1
-                continue
-            cleaned = _clean_value(value)
-            position += 1
-            if cleaned is not None:
-                kept += [token, cleaned]
-            elif _GRAPH.match(value):
-                kept.append(token)
+            pairs.append((token, None, False))
+        elif equals:
+            pairs.append((name, value, True))
+        elif name in _LONE or following.startswith("-") or _is_graph_after(name, following):
+            pairs.append((name, None, False))
         else:
-            kept.append(token)
-    return kept
+            pairs.append((name, following, False))
+            position += 1
+        position += 1
+    return pairs
+
+
+def _is_graph_after(name: str, following: str) -> bool:
+    # `--enable-x graph.hlo`: the option has no value, the graph follows it.
+    return name not in _DROPPED and _GRAPH.match(following) is not None
 
 
 def _clean_value(value: str) -> str | None:
@@ -110,18 +112,7 @@ def canonical_flags(flags: str | Sequence[str]) -> dict[str, str]:
 
     The rule of libtorch_neuronx_lite's key; sub-options inside one value keep their order.
     """
-    tokens = split_flags(flags)
-    canonical: dict[str, str] = {}
-    position = 0
-    while position < len(tokens):
-        token = tokens[position]
-        position += 1
-        name, equals, value = token.partition("=")
-        if token.startswith("-") and not equals:
-            if position < len(tokens) and not tokens[position].startswith("-"):
-                value = tokens[position]
-                position += 1
-            else:
-                value = "True"
-        canonical[name] = value
-    return canonical
+    return {
+        name: ("True" if value is None and name.startswith("-") else value or "")
+        for name, value, _ in _pairs(split_flags(flags))
+    }

@@ -71,7 +71,7 @@ class LedgerLine:
 
 
 class _Writer:
-    """This process's ledger file. Starts anew in a forked child."""
+    """The ledger file of the process. Starts anew in a forked child."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

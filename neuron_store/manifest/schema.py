@@ -6,10 +6,12 @@ about fields that it does not know: those of a later minor version are kept, and
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
-from collections.abc import Mapping  # noqa: TC003  (cattrs resolves the annotations)
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import cattrs
@@ -176,36 +178,39 @@ def _exactly(wanted: type, name: str) -> Callable[[Any, Any], Any]:
     return hook
 
 
+def _list_of(wanted: type, name: str) -> Callable[[Any, Any], Any]:
+    strict = _exactly(wanted, name)
+
+    def hook(value: Any, _: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError(f"a list expected, not {type(value).__name__}")
+        return tuple([strict(entry, None) for entry in value])
+
+    return hook
+
+
+def _object(value: Any, kind: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"an object expected, not {type(value).__name__}")
+    if kind == Mapping[str, str]:
+        for key, entry in value.items():
+            if not isinstance(entry, str):
+                raise TypeError(f"a string expected for {key[:40]!r}")
+    return value
+
+
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=False)
-    for kind, name in ((str, "a string"), (int, "an integer"), (bool, "true or false")):
-        converter.register_structure_hook(kind, _exactly(kind, name))
-    for item in (str, int):
-        strict = _exactly(item, "a string" if item is str else "an integer")
-
-        def structure_list(
-            value: Any, _: Any, strict: Callable[[Any, Any], Any] = strict
-        ) -> tuple[Any, ...]:
-            if not isinstance(value, list):
-                raise TypeError(f"a list expected, not {type(value).__name__}")
-            return tuple([strict(entry, None) for entry in value])
-
-        converter.register_structure_hook_func(
-            lambda kind, wanted=tuple[item, ...]: kind == wanted, structure_list
-        )
-
-    def structure_object(value: Any, kind: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise TypeError(f"an object expected, not {type(value).__name__}")
-        if getattr(kind, "__args__", (str, Any))[1] is str:
-            for key, entry in value.items():
-                if not isinstance(entry, str):
-                    raise TypeError(f"a string expected for {key[:40]!r}")
-        return value
-
-    converter.register_structure_hook_func(
-        lambda kind: str(getattr(kind, "__origin__", "")).endswith("Mapping'>"), structure_object
-    )
+    converter.register_structure_hook(str, _exactly(str, "a string"))
+    converter.register_structure_hook(int, _exactly(int, "an integer"))
+    converter.register_structure_hook(bool, _exactly(bool, "true or false"))
+    for kind, hook in (
+        (tuple[str, ...], _list_of(str, "a string")),
+        (tuple[int, ...], _list_of(int, "an integer")),
+        (Mapping[str, str], _object),
+        (Mapping[str, Any], _object),
+    ):
+        converter.register_structure_hook_func(functools.partial(operator.eq, kind), hook)
     for model in (Topology, Config, Graph, Manifest):
         converter.register_structure_hook(model, _keeping_unknown(converter, model))
     return converter
@@ -217,7 +222,9 @@ def _keeping_unknown(converter: cattrs.Converter, model: type) -> Callable[[Any,
     # cattrs takes whatever can be iterated for a list of objects.
     lists = ["graphs"] if model is Manifest else []
     # What a later minor may bring as `extra` would collide with the field that keeps the rest.
-    structure = make_dict_structure_fn(model, converter, extra=override(omit=True))
+    structure: Callable[[Any, Any], Any] = make_dict_structure_fn(
+        model, converter, extra=override(omit=True)
+    )
 
     def hook(value: Any, kind: Any) -> Any:
         if not isinstance(value, dict):
@@ -267,7 +274,7 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             source=source,
         )
     try:
-        manifest = cast("Manifest", _CONVERTER.structure(raw, Manifest))
+        manifest = _CONVERTER.structure(raw, Manifest)
     except Exception as error:
         faults = cattrs.transform_error(error, path="manifest", format_exception=_told)
         shown = "; ".join(faults[:_MAX_FAULTS])
@@ -304,7 +311,7 @@ def to_json(value: Any) -> Any:
 
 def _graph_json(graph: Graph) -> dict[str, Any]:
     # As `to_json`, without its recursion: ten thousand of them are written at once.
-    return {name: getattr(graph, name) for name in _GRAPH_FIELDS} | graph.extra  # type: ignore[operator]  # a dict, always
+    return {**{name: getattr(graph, name) for name in _GRAPH_FIELDS}, **graph.extra}
 
 
 _GRAPH_FIELDS = tuple(f.name for f in attrs.fields(Graph) if f.name != "extra")

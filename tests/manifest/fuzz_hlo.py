@@ -1,4 +1,4 @@
-"""Mutates HLO modules and reads them; run as a script for a long fuzz: `fuzz_hlo.py 100000 [seed]`."""
+"""Mutates HLO modules and reads them. A long fuzz: `fuzz_hlo.py 100000 [seed]`."""
 
 from __future__ import annotations
 
