@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -28,6 +29,9 @@ class Limits:
     """What a coerced object may grow to."""
 
     depth: int = 24
+    opaque: int = 3
+    """How deep objects within objects are looked into that declare no fields: a logger or a process
+    group reaches everything."""
     items: int = 4096
     """Of one container."""
     values: int = 50_000
@@ -55,12 +59,17 @@ class _Coercion:
         self.limits = limits
         self.values = limits.values
         self.characters = limits.characters
+        self.opaque = 0
         self.open: set[int] = set()
+
+    @property
+    def spent(self) -> bool:
+        return self.values < 0 or self.characters < 0
 
     def value(self, value: Any, depth: int) -> Any:
         self.values -= 1
-        if self.values < 0 or self.characters < 0:
-            return "<left out: the configuration is too large>"
+        if self.spent:
+            return _TOO_LARGE
         try:
             return self._value(value, depth)
         except Exception as error:  # noqa: BLE001  (a property of a foreign object may raise anything)
@@ -75,7 +84,7 @@ class _Coercion:
             return self.text(str.__str__(value))
         if isinstance(value, int):
             number = int(value)
-            return number if -_MAX_INT <= number < _MAX_INT else hex(number)[: self.limits.text]
+            return number if -_MAX_INT <= number < _MAX_INT else hex(number)[:80]
         if isinstance(value, float):
             return _float(float(value))
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -85,6 +94,8 @@ class _Coercion:
         known = _foreign(value)
         if known is not _UNKNOWN:
             return self.value(known, depth) if isinstance(known, (bool, int, float)) else known
+        if isinstance(value, types.ModuleType):
+            return f"<module {value.__name__}>"
         if isinstance(value, type) or (callable(value) and not _fields(value)):
             return self.text(_name(value))
         return self._container(value, depth)
@@ -109,7 +120,10 @@ class _Coercion:
                 if isinstance(value, Iterator):
                     return f"<{_name(type(value))}>"  # Reading it would use it up.
                 return self._items(value, depth + 1)
-            return self._object(value, depth + 1)
+            declared = _fields(value)
+            if declared is not None:
+                return self._object(value, declared, depth + 1)
+            return self._opaque(value, depth + 1)
         finally:
             self.open.discard(id(value))
 
@@ -117,8 +131,8 @@ class _Coercion:
         plain: list[Any] = []
         secret_next = False
         for count, item in enumerate(values):
-            if count >= self.limits.items:
-                plain.append(f"<left out: more than {self.limits.items} items>")
+            if count >= self.limits.items or self.spent:
+                plain.append(_TOO_LARGE)
                 break
             # An argument vector: ["--hf-token", "..."].
             if secret_next and type(item) is str and not item.startswith("-"):
@@ -142,8 +156,8 @@ class _Coercion:
         named.sort(key=lambda entry: entry[:2])
         plain: dict[str, Any] = {}
         for count, (name, kind, item) in enumerate(named):
-            if count >= self.limits.items:
-                plain["<left out>"] = f"more than {self.limits.items} items"
+            if count >= self.limits.items or self.spent:
+                plain["<left out>"] = _TOO_LARGE
                 break
             # 1 and "1" are two keys of a mapping, and one of a JSON object.
             unique = name if name not in plain else f"{name} ({kind})"
@@ -154,17 +168,22 @@ class _Coercion:
         plain = _Coercion(Limits(depth=4, items=16, values=64)).value(key, 0)
         return plain if isinstance(plain, str) else json.dumps(plain)
 
-    def _object(self, value: Any, depth: int) -> Any:
-        plain: dict[str, Any] = {}
-        names = _fields(value)
-        if names is None:
-            attributes = getattr(value, "__dict__", None)
-            names = sorted(n for n in attributes if not n.startswith("_")) if attributes else []
-        if not names:
+    def _opaque(self, value: Any, depth: int) -> Any:
+        attributes = getattr(value, "__dict__", None)
+        names = sorted(n for n in attributes if not n.startswith("_")) if attributes else []
+        if not names or self.opaque >= self.limits.opaque:
             return f"<{_name(type(value))}>"
+        self.opaque += 1
+        try:
+            return self._object(value, names, depth)
+        finally:
+            self.opaque -= 1
+
+    def _object(self, value: Any, names: list[str], depth: int) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
         for count, name in enumerate(names):
-            if count >= self.limits.items:
-                plain["<left out>"] = f"more than {self.limits.items} fields"
+            if count >= self.limits.items or self.spent:
+                plain["<left out>"] = _TOO_LARGE
                 break
             try:
                 item = getattr(value, name)
@@ -196,6 +215,7 @@ class _Coercion:
 
 
 _UNKNOWN = object()
+_TOO_LARGE = "<left out: the configuration is too large>"
 
 
 def _foreign(value: Any) -> Any:

@@ -12,31 +12,9 @@ MASK = "***"
 # `HFToken` and `apiKey` are two words each, `max_num_batched_tokens` four.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ALWAYS = frozenset(
-    [
-        "password",
-        "passwd",
-        "passphrase",
-        "pwd",
-        "secret",
-        "secrets",
-        "credential",
-        "credentials",
-        "apikey",
-        "authorization",
-        "bearer",
-        "cookie",
-        "cookies",
-        "authtoken",
-        "accesstoken",
-        "refreshtoken",
-        "privatekey",
-        "secretkey",
-        "accesskey",
-        "accountkey",
-        "signingkey",
-        "sas",
-        "jwt",
-    ]
+    {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"}
+    | {"apikey", "accesskey", "accountkey", "privatekey", "secretkey", "signingkey", "sas", "jwt"}
+    | {"authtoken", "accesstoken", "refreshtoken", "authorization", "bearer", "cookie", "cookies"}
 )
 _LAST = frozenset({"token", "tokens", "key", "keys", "auth", "signature", "sig"})
 _BEFORE_KEY = frozenset(
