@@ -80,20 +80,15 @@ class _Coercion:
             return value
         if isinstance(value, enum.Enum):
             return self.value(value.value, depth)
-        if isinstance(value, str):
-            return self.text(str.__str__(value))
-        if isinstance(value, int):
-            number = int(value)
-            return number if -_MAX_INT <= number < _MAX_INT else hex(number)[:80]
-        if isinstance(value, float):
-            return _float(float(value))
+        if isinstance(value, (str, os.PathLike)):
+            return self.text(os.fsdecode(os.fspath(value)))
+        if isinstance(value, (int, float)):
+            return _number(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
             return f"<{len(value)} bytes>"
-        if isinstance(value, os.PathLike):
-            return self.text(os.fsdecode(os.fspath(value)))
         known = _foreign(value)
         if known is not _UNKNOWN:
-            return self.value(known, depth) if isinstance(known, (bool, int, float)) else known
+            return known
         if isinstance(value, types.ModuleType):
             return f"<module {value.__name__}>"
         if isinstance(value, type) or (callable(value) and not _fields(value)):
@@ -228,8 +223,8 @@ def _foreign(value: Any) -> Any:
         shape = getattr(value, "shape", None)
         if module in {"numpy", "ml_dtypes"} and shape == () and hasattr(value, "item"):
             item = value.item()
-            if isinstance(item, (bool, int, float)):
-                return item
+            if isinstance(item, (int, float)):
+                return item if isinstance(item, bool) else _number(item)
             return mask_text(str(item))
         if shape is not None and hasattr(value, "dtype"):
             return f"<{kind.__name__} {value.dtype} {list(map(int, shape))}>"
@@ -266,8 +261,11 @@ def _name(value: Any) -> str:
     return f"{module}.{name}" if module and module != "builtins" else str(name)
 
 
-def _float(number: float) -> float | str:
+def _number(value: float) -> int | float | str:
+    if isinstance(value, int):
+        number = int(value)
+        return number if -_MAX_INT <= number < _MAX_INT else hex(number)[:80]
     # JSON has no such numbers, and readers differ on the spelling that Python gives them.
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else ("Infinity" if number > 0 else "-Infinity")
+    if math.isfinite(value):
+        return float(value)
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

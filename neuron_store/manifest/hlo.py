@@ -1,7 +1,6 @@
 """Reads parameter and result shapes from a serialised HLO module, and nothing else of it.
 
-A small reader of the protobuf wire format, over a seekable stream: what is not needed (constants
-of gigabytes, above all) is skipped by its length and never read. Field numbers are those of XLA's
+What is not needed (constants of gigabytes, above all) is skipped and never read. Field numbers are those of XLA's
 `xla/service/hlo.proto` and `xla/xla_data.proto`. The bytes are not trusted: time, memory and depth
 are bounded, and only `HloError` and the stream's own `OSError` escape.
 """
@@ -14,15 +13,12 @@ from typing import TYPE_CHECKING, BinaryIO
 import attrs
 
 from neuron_store.errors import HloError
+from neuron_store.manifest._wire import BYTES, VARINT, Span, Spans, Wire
 from neuron_store.manifest.shapes import input_shape, output_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["ProgramShape", "Shape", "read_output_shapes", "read_program_shape"]
 
-MAX_FIELDS = 4_000_000
-"""Wire fields that are looked at in one module; the largest real ones have some 100,000."""
 MAX_DEPTH = 64
 """Tuples within tuples."""
 MAX_PARTS = 200_000
@@ -31,8 +27,6 @@ MAX_SIZES = 1_000_000
 """Shapes and dimensions, all together."""
 
 TUPLE, OPAQUE, TOKEN = 13, 14, 17
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_WINDOW = 64 << 10
 # HloModuleProto
 _NAME, _ENTRY_NAME, _COMPUTATIONS, _HOST_SHAPE, _ENTRY_ID = 1, 2, 3, 4, 6
 # HloComputationProto
@@ -43,11 +37,6 @@ _INSTRUCTION_SHAPE, _INSTRUCTION_ID = 3, 35
 _PARAMETERS, _RESULT = 1, 2
 # ShapeProto
 _ELEMENT_TYPE, _DIMENSIONS, _TUPLE_SHAPES, _DYNAMIC = 2, 3, 4, 6
-
-# Where a message's bytes lie. Several ranges: a message that occurs twice is merged, which for
-# the wire format means that its occurrences are read one after the other.
-_Span = tuple[int, int]
-_Spans = list[_Span]
 
 
 @attrs.frozen
@@ -114,7 +103,7 @@ def read_program_shape(stream: BinaryIO | bytes) -> ProgramShape:
 
 
 def _read(stream: BinaryIO | bytes, *, parameters: bool) -> ProgramShape:
-    wire = _Wire(io.BytesIO(stream) if isinstance(stream, bytes) else stream)
+    wire = Wire(io.BytesIO(stream) if isinstance(stream, bytes) else stream)
     module = [(0, wire.size)]
     scan = _scan_module(wire, module)
     if scan.wrapped:
@@ -139,133 +128,34 @@ def _read(stream: BinaryIO | bytes, *, parameters: bool) -> ProgramShape:
     return ProgramShape((), root)
 
 
-class _Wire:
-    """The stream through one window; counts fields, so that hostile bytes cost bounded time."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream = stream
-        try:
-            self.size = stream.seek(0, io.SEEK_END)
-        except io.UnsupportedOperation:
-            raise HloError("the stream cannot seek; read the file into memory first") from None
-        self.base = 0
-        self.window = b""
-        self.fields = 0
-
-    def load(self, position: int) -> None:
-        """Bring the window to `position`; it then holds at least one field's header."""
-        self.stream.seek(position)
-        parts, wanted = [], min(_WINDOW, self.size - position)
-        while wanted > 0:
-            part = self.stream.read(wanted)
-            if not part:
-                raise HloError("the file became shorter while it was read")
-            parts.append(part)
-            wanted -= len(part)
-        self.base, self.window = position, b"".join(parts)
-
-    def read(self, spans: _Spans, limit: int = 1 << 20) -> bytes:
-        """The bytes themselves; for names, which are short."""
-        total = sum(end - start for start, end in spans)
-        if total > limit:
-            raise HloError(f"a name of {total} bytes")
-        parts = []
-        for start, end in spans:
-            position = start
-            while position < end:
-                if not self.base <= position < self.base + len(self.window):
-                    self.load(position)
-                part = self.window[position - self.base : end - self.base]
-                parts.append(part)
-                position += len(part)
-        return b"".join(parts)
-
-    def varint(self, position: int, end: int) -> tuple[int, int]:
-        """A varint's value, as unsigned 64 bits, and where it ends."""
-        offset = position - self.base
-        # One byte within the window: nearly every time.
-        if 0 <= offset < len(self.window) and position < end and self.window[offset] < 0x80:
-            return self.window[offset], position + 1
-        if not self.base <= position or (
-            min(position + 10, self.size) > self.base + len(self.window)
-        ):
-            self.load(position)
-        window, offset = self.window, position - self.base
-        stop = min(len(window), offset + 10, end - self.base)
-        value = shift = 0
-        while offset < stop:
-            byte = window[offset]
-            offset += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, self.base + offset
-            shift += 7
-        raise HloError(f"damaged at byte {position}: an integer that does not end")
-
-    def walk(self, spans: _Spans) -> Iterator[tuple[int, int, int, int]]:
-        """Fields as (number, wire type, value or start, end of the bytes)."""
-        for start, end in spans:
-            position = start
-            while position < end:
-                self.fields += 1
-                if self.fields > MAX_FIELDS:
-                    raise HloError(
-                        f"more than {MAX_FIELDS} fields; not a module of a real compiler"
-                    )
-                at = position
-                tag, position = self.varint(position, end)
-                number, kind = tag >> 3, tag & 7
-                if not 0 < number < 1 << 29:
-                    raise HloError(f"damaged at byte {at}: field number {number}")
-                if kind == _VARINT:
-                    value, position = self.varint(position, end)
-                    yield number, kind, value, position
-                elif kind == _BYTES:
-                    length, position = self.varint(position, end)
-                    if length > end - position:
-                        raise HloError(
-                            f"damaged at byte {at}: field {number} has {length} bytes, "
-                            f"{end - position} are there"
-                        )
-                    yield number, kind, position, position + length
-                    position += length
-                elif kind in {_FIXED64, _FIXED32}:
-                    length = 8 if kind == _FIXED64 else 4
-                    if length > end - position:
-                        raise HloError(f"damaged at byte {at}: field {number} is cut off")
-                    position += length
-                else:
-                    raise HloError(f"damaged at byte {at}: wire type {kind}")
-
-
 @attrs.define
 class _Module:
     """Where a module's parts lie."""
 
-    name: _Spans = attrs.Factory(list)
-    entry_name: _Spans = attrs.Factory(list)
+    name: Spans = attrs.Factory(list)
+    entry_name: Spans = attrs.Factory(list)
     entry_id: int = 0
-    computations: _Spans = attrs.Factory(list)
-    host_shape: _Spans = attrs.Factory(list)
+    computations: Spans = attrs.Factory(list)
+    host_shape: Spans = attrs.Factory(list)
     wrapped: bool = False
     """It may be an HloProto: nothing but the fields that one has was seen."""
 
 
-def _scan_module(wire: _Wire, spans: _Spans) -> _Module:
+def _scan_module(wire: Wire, spans: Spans) -> _Module:
     module = _Module()
     others = False
     for number, kind, value, end in wire.walk(spans):
-        if kind == _BYTES and number == _NAME:
+        if kind == BYTES and number == _NAME:
             _keep(module.name, (value, end))
-        elif kind == _BYTES and number == _COMPUTATIONS:
+        elif kind == BYTES and number == _COMPUTATIONS:
             _keep(module.computations, (value, end))
         else:
             others = True
-            if kind == _BYTES and number == _ENTRY_NAME:
+            if kind == BYTES and number == _ENTRY_NAME:
                 module.entry_name = [(value, end)]
-            elif kind == _BYTES and number == _HOST_SHAPE:
+            elif kind == BYTES and number == _HOST_SHAPE:
                 _keep(module.host_shape, (value, end))
-            elif kind == _VARINT and number == _ENTRY_ID:
+            elif kind == VARINT and number == _ENTRY_ID:
                 module.entry_id = value
     module.wrapped = bool(module.name) and not others
     return module
@@ -275,15 +165,15 @@ def _scan_module(wire: _Wire, spans: _Spans) -> _Module:
 class _Computation:
     identity: int = 0
     root: int = 0
-    name: _Spans = attrs.Factory(list)
-    program_shape: _Spans = attrs.Factory(list)
-    instructions: _Spans = attrs.Factory(list)
+    name: Spans = attrs.Factory(list)
+    program_shape: Spans = attrs.Factory(list)
+    instructions: Spans = attrs.Factory(list)
 
 
-def _scan_computation(wire: _Wire, span: _Span, *, instructions: bool = False) -> _Computation:
+def _scan_computation(wire: Wire, span: Span, *, instructions: bool = False) -> _Computation:
     found = _Computation()
     for number, kind, value, end in wire.walk([span]):
-        if kind == _BYTES:
+        if kind == BYTES:
             if number == _INSTRUCTIONS:
                 if instructions:
                     _keep(found.instructions, (value, end))
@@ -291,7 +181,7 @@ def _scan_computation(wire: _Wire, span: _Span, *, instructions: bool = False) -
                 _keep(found.program_shape, (value, end))
             elif number == _COMPUTATION_NAME:
                 found.name = [(value, end)]
-        elif kind == _VARINT:
+        elif kind == VARINT:
             if number == _COMPUTATION_ID:
                 found.identity = value
             elif number == _ROOT_ID:
@@ -299,10 +189,10 @@ def _scan_computation(wire: _Wire, span: _Span, *, instructions: bool = False) -
     return found
 
 
-def _entry(wire: _Wire, module: _Module) -> _Computation | None:
+def _entry(wire: Wire, module: _Module) -> _Computation | None:
     wanted = wire.read(module.entry_name)
-    by_id: list[tuple[_Computation, _Span]] = []
-    by_name: list[tuple[_Computation, _Span]] = []
+    by_id: list[tuple[_Computation, Span]] = []
+    by_name: list[tuple[_Computation, Span]] = []
     # XLA writes callees first, so that the entry is the last one.
     for span in reversed(module.computations):
         computation = _scan_computation(wire, span)
@@ -323,14 +213,14 @@ def _entry(wire: _Wire, module: _Module) -> _Computation | None:
     return None
 
 
-def _program_shape(wire: _Wire, spans: _Spans, *, parameters: bool) -> ProgramShape | None:
-    result: _Spans = []
-    taken: list[_Span] = []
+def _program_shape(wire: Wire, spans: Spans, *, parameters: bool) -> ProgramShape | None:
+    result: Spans = []
+    taken: list[Span] = []
     for number, kind, value, end in wire.walk(spans):
-        if kind == _BYTES and number == _PARAMETERS:
+        if kind == BYTES and number == _PARAMETERS:
             if parameters:
                 _keep(taken, (value, end))
-        elif kind == _BYTES and number == _RESULT:
+        elif kind == BYTES and number == _RESULT:
             _keep(result, (value, end))
     if not result:
         return None
@@ -340,21 +230,21 @@ def _program_shape(wire: _Wire, spans: _Spans, *, parameters: bool) -> ProgramSh
     )
 
 
-def _root_shape(wire: _Wire, entry: _Computation) -> Shape | None:
+def _root_shape(wire: Wire, entry: _Computation) -> Shape | None:
     for span in reversed(entry.instructions):
         identity = 0
-        shape: _Spans = []
+        shape: Spans = []
         for number, kind, value, end in wire.walk([span]):
-            if kind == _VARINT and number == _INSTRUCTION_ID:
+            if kind == VARINT and number == _INSTRUCTION_ID:
                 identity = value
-            elif kind == _BYTES and number == _INSTRUCTION_SHAPE:
+            elif kind == BYTES and number == _INSTRUCTION_SHAPE:
                 _keep(shape, (value, end))
         if identity == entry.root and shape:
             return _shape(wire, shape, [MAX_SIZES])
     return None
 
 
-def _shape(wire: _Wire, spans: _Spans, budget: list[int], depth: int = 0) -> Shape:
+def _shape(wire: Wire, spans: Spans, budget: list[int], depth: int = 0) -> Shape:
     _spend(budget)
     if depth > MAX_DEPTH:
         raise HloError(f"tuples within tuples, more than {MAX_DEPTH} deep")
@@ -363,16 +253,16 @@ def _shape(wire: _Wire, spans: _Spans, budget: list[int], depth: int = 0) -> Sha
     dynamic: list[int] = []
     elements: list[Shape] = []
     for number, kind, value, end in wire.walk(spans):
-        if number == _ELEMENT_TYPE and kind == _VARINT:
+        if number == _ELEMENT_TYPE and kind == VARINT:
             element = value & 0xFFFFFFFF
-        elif number == _TUPLE_SHAPES and kind == _BYTES:
+        elif number == _TUPLE_SHAPES and kind == BYTES:
             elements.append(_shape(wire, [(value, end)], budget, depth + 1))
         elif number in {_DIMENSIONS, _DYNAMIC}:
             into = dimensions if number == _DIMENSIONS else dynamic
-            if kind == _VARINT:
+            if kind == VARINT:
                 _spend(budget)
                 into.append(value)
-            elif kind == _BYTES:
+            elif kind == BYTES:
                 position = value
                 while position < end:
                     _spend(budget)
@@ -394,7 +284,7 @@ def _spend(budget: list[int]) -> None:
         raise HloError(f"more than {MAX_SIZES} shapes and dimensions")
 
 
-def _keep(parts: _Spans, span: _Span) -> None:
+def _keep(parts: Spans, span: Span) -> None:
     if len(parts) >= MAX_PARTS:
         raise HloError(f"more than {MAX_PARTS} parts of one kind in the module")
     parts.append(span)

@@ -68,6 +68,8 @@ class LedgerLine:
     """Relative to the writer's tensor-parallel group."""
     input_shapes: tuple[str, ...]
     compiler_flags: str
+    position: int = 0
+    """Of the line in its file: the order in which the writer captured its graphs."""
 
 
 class _Writer:
@@ -263,8 +265,10 @@ def read_ledger(directory: Path) -> Iterator[LedgerLine]:
         skipped = 0
         try:
             with path.open("rb") as stream:
+                position = 0
                 while raw := stream.readline(MAX_LINE):
-                    line = parse_line(raw) if raw.strip() else None
+                    position += 1
+                    line = parse_line(raw, position) if raw.strip() else None
                     if line is not None:
                         yield line
                     elif raw.strip():
@@ -275,7 +279,7 @@ def read_ledger(directory: Path) -> Iterator[LedgerLine]:
             logger.warning("ledger %s: %d torn or foreign lines skipped", path, skipped)
 
 
-def parse_line(raw: bytes) -> LedgerLine | None:
+def parse_line(raw: bytes, position: int = 0) -> LedgerLine | None:
     """One line, or None when it is not one of the ledger's."""
     try:
         value = json.loads(raw)
@@ -293,4 +297,4 @@ def parse_line(raw: bytes) -> LedgerLine | None:
         or not isinstance(flags, str)
     ):
         return None
-    return LedgerLine(key, rank, tuple(shapes), flags)
+    return LedgerLine(key, rank, tuple(shapes), flags, position)
