@@ -1,14 +1,14 @@
 """Reads parameter and result shapes from a serialised HLO module, and nothing else of it.
 
-What is not needed (constants of gigabytes, above all) is skipped and never read. Field numbers are those of XLA's
-`xla/service/hlo.proto` and `xla/xla_data.proto`. The bytes are not trusted: time, memory and depth
-are bounded, and only `HloError` and the stream's own `OSError` escape.
+What is not needed (constants of gigabytes, above all) is skipped and never read. Field numbers are
+those of XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`. The bytes are not trusted: time,
+memory and depth are bounded, and only `HloError` and the stream's own `OSError` escape.
 """
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import attrs
 
@@ -16,7 +16,6 @@ from neuron_store.errors import HloError
 from neuron_store.manifest._wire import BYTES, VARINT, Span, Spans, Wire
 from neuron_store.manifest.shapes import input_shape, output_shape
 
-if TYPE_CHECKING:
 __all__ = ["ProgramShape", "Shape", "read_output_shapes", "read_program_shape"]
 
 MAX_DEPTH = 64

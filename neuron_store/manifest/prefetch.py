@@ -86,7 +86,8 @@ def prefetch(
     """Bring every graph of the manifests into the store's local tier.
 
     Several ranks of a node may call it at once: `get` takes each key's lock, so that each graph is
-    fetched once, and every process starts at another place of the list, so that they share the work.
+    fetched once, and every process starts at another place of the list, so that they share the
+    work.
 
     Args:
         store: has a local side (`TieredStore`).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def check_ready(
     world_size: int | None = None,
     verify: bool = True,
     workers: int = 8,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[GraphState], None] | None = None,
 ) -> Readiness:
     """Look up every graph of the manifests in the tier.
 
@@ -92,16 +93,18 @@ def check_ready(
         world_size: global ranks that must each have traced something; None: as the manifests say.
         verify: read every byte and check every digest; False: look whether it is committed.
         workers: look-ups at once.
-        progress: told the number of graphs done, one at a time.
+        progress: told of each graph as it is done, one at a time.
     """
     needed = graph_ranks(engines)
+    lock = threading.Lock()
     size = expected_world_size(engines) if world_size is None else world_size
 
     def look(key: str) -> GraphState:
-        state, detail = _state(store, key, verify=verify)
+        found = GraphState(key, needed[key], *_state(store, key, verify=verify))
         if progress is not None:
-            progress(1)
-        return GraphState(key, needed[key], state, detail)
+            with lock:
+                progress(found)
+        return found
 
     with ThreadPoolExecutor(max(1, min(workers, len(needed) or 1))) as pool:
         graphs = tuple(pool.map(look, needed))
