@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 __all__ = ["main"]
 
@@ -15,4 +17,7 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
+    if status == 130 and threading.active_count() > 1:
+        # Transfers in threads would be waited for; each may be cut off anywhere.
+        os._exit(status)
     sys.exit(status)

@@ -41,7 +41,7 @@ class _Examined:
 @pass_session
 @click.pass_context
 def doctor(context: click.Context, session: Session) -> None:
-    """Measure every tier: is it there, writable, and does it keep its promises?
+    """Measure every tier: whether it is there, writable, and keeps its promises.
 
     Writes inside each tier's own prefix only, and leaves nothing behind. Exit status 1 when a tier
     must not be used.

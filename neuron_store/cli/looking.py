@@ -23,6 +23,7 @@ __all__ = ["ls", "show", "verify"]
 
 # Look-ups in a shared tier wait for the network, not for this machine.
 _LOOKS_AT_ONCE = 8
+_READS_AT_ONCE = 4
 
 _tier_option = click.option(
     "--tier",
@@ -92,7 +93,7 @@ def _facts(artifact: Artifact | None) -> tuple[Any, ...]:
 
 
 def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Seen]:
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.cli.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     keys, trouble = _keys(session, tier)
     if trouble is not None:
@@ -100,10 +101,9 @@ def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Se
     if quiet:
         yield from (_Seen(tier.name, tier.location, key, "listed") for key in keys)
         return
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-        seen = pool.map(functools.partial(_look, session, tier), keys)
-        # It was there when it was listed; it may be gone by now.
-        yield from (each for each in seen if each.outcome != "miss")
+    looks = each(functools.partial(_look, session, tier), keys, workers=_LOOKS_AT_ONCE)
+    # It was there when it was listed; it may be gone by now.
+    yield from (seen for seen in looks if seen.outcome != "miss")
 
 
 def _keys(session: Session, tier: ArtifactStore) -> tuple[Sequence[str], _Seen | None]:
@@ -213,6 +213,7 @@ def verify(
     has it, unless --tier names the tier. Exit status 1 when anything is damaged or missing.
     """
     from neuron_store.artifact import check_key  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.cli.pooling import each  # noqa: PLC0415
 
     for key in keys:
         check_key(key)
@@ -223,9 +224,12 @@ def verify(
         found += [trouble] if trouble is not None else []
         work += [(tier, key) for key in dict.fromkeys(listed)]
     with out.progress("verifying", len(work)) as begin:
-        for tier, key in work:
-            begin(key)
-            found.append(_verify(tier, key))
+
+        def check(item: tuple[ArtifactStore, str]) -> _Seen:
+            begin(item[1])
+            return _verify(*item)
+
+        found += each(check, work, workers=_READS_AT_ONCE)
     good = not any(seen.outcome in {"corrupt", "error"} for seen in found)
     whole = {seen.key for seen in found if seen.outcome == "ok"}
     missing = [seen for seen in found if seen.outcome == "missing"]
@@ -253,8 +257,8 @@ def verify(
         ]
         out.table(columns, rows)
     _tell(session, found)
-    for key in dict.fromkeys(seen.key for seen in missing if seen.key not in whole):
-        out.say(f"error: no artifact {key} in the tiers that were asked")
+    for absent in dict.fromkeys(seen.key for seen in missing if seen.key not in whole):
+        out.say(f"error: no artifact {absent} in the tiers that were asked")
     if not good:
         context.exit(NO)
 

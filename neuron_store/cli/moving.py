@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from neuron_store.tiered import TieredStore
 
 __all__ = ["fetch", "promote"]
+
+_PROMOTIONS_AT_ONCE = 4
+_FAILURES = frozenset({"missing", "corrupt", "error"})
 
 
 @attrs.frozen
@@ -111,8 +115,11 @@ class _Promoted:
 @click.argument("keys", nargs=-1)
 @click.option(
     "--manifest",
-    type=click.Path(exists=True, dir_okay=False),
-    help="The graphs that this manifest lists.",
+    "manifests",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="The graphs that this manifest lists, or all below this directory. Repeatable.",
 )
 @click.option("--all", "everything", is_flag=True, help="Everything in the local tier.")
 @click.option(
@@ -127,8 +134,9 @@ class _Promoted:
 def promote(
     context: click.Context,
     session: Session,
+    *,
     keys: tuple[str, ...],
-    manifest: str | None,
+    manifests: tuple[Path, ...],
     everything: bool,
     to: tuple[str, ...],
 ) -> None:
@@ -137,33 +145,33 @@ def promote(
     The first writer wins: when a tier has other bytes under a key (`conflict`), they stay, and that
     is no failure. Exit status 1 when an artifact did not reach a tier it was meant for.
     """
-    if [bool(keys), manifest is not None, everything].count(True) != 1:
-        raise click.UsageError("give either KEYS, --manifest FILE or --all")
-    from neuron_store.artifact import check_key  # noqa: PLC0415  (`--help` needs none)
+    if [bool(keys), bool(manifests), everything].count(True) != 1:
+        raise click.UsageError("give either KEYS, --manifest PATH or --all")
+    from neuron_store.cli.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     out, store = session.out, session.store()
-    if everything:
-        wanted: Sequence[str] = sorted(store.local.keys())
-        if not wanted:
-            out.say(f"nothing to promote: there is no artifact in {store.local.location}")
-    elif manifest is not None:
-        wanted = _listed(manifest)
-    else:
-        wanted = [check_key(key) for key in dict.fromkeys(keys)]
+    wanted = _to_promote(store, keys, manifests)
+    if not wanted:
+        what = "the manifests list no graph" if manifests else "there is no artifact"
+        out.say(f"nothing to promote from {store.local.location}: {what}")
     done: list[_Promoted] = []
     with out.progress("promoting", len(wanted)) as begin:
-        for key in wanted:
+
+        def one(key: str) -> list[_Promoted]:
             begin(key)
-            done += _promote(store, key, to)
-    good = all(each.outcome not in {"missing", "corrupt", "error"} for each in done)
+            return _promote(store, key, to)
+
+        for answers in each(one, wanted, workers=_PROMOTIONS_AT_ONCE):
+            done += answers
+    good = _FAILURES.isdisjoint(a.outcome for a in done)
     if out.json:
-        out.document("promote", ok=good, artifacts=[attrs.asdict(each) for each in done])
+        out.document("promote", ok=good, artifacts=[attrs.asdict(a) for a in done])
     else:
         columns = (Column("key"), Column("tier"), Column("outcome", "outcome"))
-        out.table(columns, [(each.key, each.tier, each.outcome) for each in done])
-    for each in done:
-        if each.detail:
-            out.say(f"error: {each.detail}")
+        out.table(columns, [(a.key, a.tier, a.outcome) for a in done])
+    for answer in done:
+        if answer.detail:
+            out.say(f"error: {answer.detail}")
     if not good:
         context.exit(NO)
 
@@ -193,9 +201,19 @@ def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]
     ]
 
 
-def _listed(path: str) -> Sequence[str]:
-    from neuron_store.manifest.schema import load_manifest  # noqa: PLC0415  (takes cattrs)
+def _to_promote(
+    store: TieredStore, keys: Sequence[str], manifests: Sequence[Path]
+) -> Sequence[str]:
+    """The keys that the options name; everything local when they name none."""
+    from neuron_store.artifact import check_key  # noqa: PLC0415  (`--help` needs none)
 
-    with open(path, "rb") as file:
-        manifest = load_manifest(file.read(), source=path)
-    return [graph.graph_hash for graph in manifest.graphs]
+    if manifests:
+        from neuron_store.manifest.reader import (  # noqa: PLC0415  (takes cattrs)
+            graph_ranks,
+            read_engines,
+        )
+
+        return list(graph_ranks(read_engines(manifests)))
+    if keys:
+        return [check_key(key) for key in dict.fromkeys(keys)]
+    return sorted(store.local.keys())
