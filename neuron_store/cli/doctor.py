@@ -56,7 +56,7 @@ def doctor(context: click.Context, session: Session) -> None:
         for each in found:
             latency = each.report.latency if each.report is not None else None
             verdict = "fit" if each.refused is None else "refused"
-            rows.append((each.location, "", verdict, latency, each.refused))
+            rows.append((each.location, "in all", verdict, latency, each.refused))
             for check in each.report.checks if each.report is not None else ():
                 outcome = "ok" if check.passed else "failed" if check.required else "warning"
                 rows.append((each.location, check.name, outcome, None, check.detail))

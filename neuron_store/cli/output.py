@@ -45,7 +45,7 @@ class Column:
         if value is None or value == "":
             return "-"
         if self.kind == "seconds":
-            return f"{value:.3f}"
+            return f"{value:.6f}"
         return printable(str(value)).replace("\n", " ")
 
     def human(self, value: Any) -> str:
@@ -70,6 +70,11 @@ class Output:
     def terminal(self) -> bool:
         """Whether people read the results as they come."""
         return not self.json and sys.stdout.isatty()
+
+    @property
+    def interactive(self) -> bool:
+        """Whether people read the messages as they come."""
+        return sys.stderr.isatty()
 
     # -- results --------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ class Output:
 
         Yields a function to call with the name of each thing when it is begun.
         """
-        if not sys.stderr.isatty() or total == 0:
+        if not self.interactive or total == 0:
             yield lambda _: None
             return
         from rich.console import Console  # noqa: PLC0415  (only a terminal needs it)
@@ -187,7 +192,7 @@ class Output:
 
             def begin(name: str) -> None:
                 nonlocal begun
-                shown.update(task, completed=begun, description=f"{what} {printable(name)}")
+                shown.update(task, completed=begun, description=f"{what} {printable(name)}".strip())
                 begun += 1
 
             yield begin
