@@ -181,6 +181,7 @@ def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]
         ArtifactCorrupt,
         ArtifactNotFound,
         PromoteError,
+        ReadOnlyTier,
         TierError,
     )
 
@@ -193,6 +194,8 @@ def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]
         return [_Promoted(key, local, "missing", str(error))]
     except ArtifactCorrupt as error:
         return [_Promoted(key, local, "corrupt", str(error))]
+    except ReadOnlyTier:
+        raise
     except TierError as error:
         return [_Promoted(key, local, "error", str(error))]
     return [

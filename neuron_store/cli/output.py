@@ -40,6 +40,11 @@ class Column:
     kind: str = "text"
     """`text`, `count`, `bytes`, `seconds`, or `outcome` (a word that has a colour)."""
 
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are numbers, which stand to the right."""
+        return self.kind in {"count", "bytes", "seconds"}
+
     def plain(self, value: Any) -> str:
         """For programs: bytes as a number, `-` where there is no value."""
         if value is None or value == "":
@@ -111,7 +116,10 @@ class Output:
             cells += [[c.human(v) for c, v in zip(columns, row, strict=True)] for row in rows]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             lines = [
-                "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip()
+                "  ".join(
+                    text.rjust(width) if column.numeric else text.ljust(width)
+                    for text, width, column in zip(row, widths, columns, strict=True)
+                ).rstrip()
                 for row in cells
             ]
         self.write("".join(line + "\n" for line in lines))
@@ -126,9 +134,11 @@ class Output:
 
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         for column in columns:
-            right = column.kind in {"count", "bytes", "seconds"}
             table.add_column(
-                column.name, justify="right" if right else "left", overflow="fold", no_wrap=right
+                column.name,
+                justify="right" if column.numeric else "left",
+                overflow="fold",
+                no_wrap=column.numeric,
             )
         for row in rows:
             table.add_row(
