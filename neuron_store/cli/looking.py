@@ -163,6 +163,7 @@ def show(context: click.Context, session: Session, key: str) -> None:
             out.table(columns, [(f.name, f.size, f.sha256) for f in artifact.files])
         columns = (Column("tier"), Column("outcome", "outcome"), Column("detail"))
         out.table(columns, [(each.tier, each.outcome, each.detail) for each in seen])
+    _tell(session, seen)
     if artifact is None:
         out.say(f"error: no tier has a whole artifact {key}")
         context.exit(NO)
