@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +14,9 @@ from neuron_store.artifact import Artifact, ArtifactFile
 from neuron_store.cli.app import app
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEY = "0123456789abcdef0123456789abcdef"
 OTHER = "fedcba9876543210fedcba9876543210"

@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.conftest import KEY
 
 import neuron_store.errors
 from neuron_store.cli.app import COMMANDS
 from neuron_store.cli.exits import exit_status
 from neuron_store.cli.output import human_bytes, printable
+from tests.cli.conftest import KEY
 
 ESCAPE = re.compile(r"\x1b")
 

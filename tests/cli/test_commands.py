@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+
 from tests.cli.conftest import KEY, OTHER
 
 
@@ -21,9 +22,7 @@ class TestConfig:
         assert rows["NEURON_STORE_PROMOTE"] == ["auto", "environment", "promote"]
         assert rows["NEURON_LIBTORCH_COMPILATION_TIMEOUT"][:2] == ["600", "default"]
 
-    def test_options_of_the_command_line_take_the_place_of_settings(
-        self, cli, places, monkeypatch
-    ):
+    def test_options_of_the_command_line_take_the_place_of_settings(self, cli, places, monkeypatch):
         monkeypatch.setenv("NEURON_STORE_TIERS", "/elsewhere")
         document = cli.json("config")
         assert [tier["location"] for tier in document["tiers"]] == [str(places.shared)]
