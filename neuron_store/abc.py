@@ -234,6 +234,14 @@ class ArtifactStore(abc.ABC):
 
     # -- concrete: may be overridden for speed, never for meaning -------------------------------
 
+    def damaged(self) -> Iterator[str]:
+        """Keys of committed entries that `keys` leaves out because their damage shows at a look.
+
+        For whoever checks or repairs the tier. None by default: `keys` then lists such entries
+        too, and `find` raises for them.
+        """
+        return iter(())
+
     @property
     def name(self) -> str:
         """Short name for tables and counters; `location` unless the URL gave one."""

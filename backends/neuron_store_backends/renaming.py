@@ -173,6 +173,13 @@ class RenamingStore(ArtifactStore):
         return artifact
 
     def keys(self) -> Iterator[str]:
+        return (name for name, good in self._entries() if good)
+
+    def damaged(self) -> Iterator[str]:
+        return (name for name, good in self._entries() if not good)
+
+    def _entries(self) -> Iterator[tuple[str, bool]]:
+        """Each committed entry's key, and whether it is complete."""
         with self._trouble("list"):
             try:
                 with os.scandir(self._root) as entries:
@@ -182,9 +189,9 @@ class RenamingStore(ArtifactStore):
         for name in names:
             try:
                 if self.find(name) is not None:
-                    yield name
+                    yield name, True
             except ArtifactCorrupt:
-                continue
+                yield name, False
 
     # -- writing --------------------------------------------------------------------------------
 
