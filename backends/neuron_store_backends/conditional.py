@@ -28,6 +28,7 @@ from neuron_store.artifact import (
     MAX_RECORD_BYTES,
     RECORD_VERSION,
     Artifact,
+    check_artifact,
     check_key,
     is_key,
     load_record,
@@ -234,8 +235,7 @@ class ConditionalStore(ArtifactStore):
         from neuron_store_backends._publishing import Publishing  # noqa: PLC0415  (most processes only read)
 
         del consume  # nothing to take over: the bytes travel
-        check_key(artifact.key)
-        return Publishing(self, artifact, source).run()
+        return Publishing(self, check_artifact(artifact), source).run()
 
     def delete(self, key: str) -> bool:
         """Remove the record, then what payload is older than the grace time.
