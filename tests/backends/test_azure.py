@@ -7,10 +7,12 @@ import pytest
 
 from neuron_store.errors import ConfigError, MissingExtra, TierError
 from neuron_store.tier_url import parse_tier_url
+from neuron_store_backends._options import Times
 from neuron_store_backends.azure import AzureStore
 from tests.backends.cases import ConditionalCases
 from tests.backends.fault_cases import FaultCases
 from tests.servers.azurite import KEY, connection_string
+from tests.servers.processes import black_hole
 
 pytest.importorskip("adlfs")
 
@@ -83,6 +85,13 @@ def test_an_account_that_does_not_resolve_is_an_error(monkeypatch):
     with pytest.raises(TierError, match="resolve|cannot connect") as caught:
         AzureStore("container/prefix").find("k")
     assert KEY not in f"{caught.value!r} {caught.value.__cause__!r}"
+
+
+def test_dropped_packets_end_in_a_few_connect_timeouts(monkeypatch):
+    with black_hole() as url:
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(url))
+        with pytest.raises(TierError, match="no connection in time"):
+            AzureStore("container/p", times=Times(connect_timeout=0.5)).find("k")
 
 
 def test_the_account_may_stand_in_an_abfs_url():

@@ -8,9 +8,11 @@ import pytest
 
 from neuron_store.errors import ConfigError, MissingExtra, TierError
 from neuron_store.tier_url import parse_tier_url
+from neuron_store_backends._options import Times
 from neuron_store_backends.gcs import GCSStore
 from tests.backends.cases import ConditionalCases, fill
 from tests.backends.fault_cases import FaultCases
+from tests.servers.processes import black_hole
 
 pytest.importorskip("gcsfs")
 
@@ -98,6 +100,12 @@ def test_nobody_listening_is_an_error_soon():
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TierError, match="cannot connect|refused"):
             GCSStore("bucket/p", endpoint_url=url, anon=True).find("k")
+
+
+def test_dropped_packets_end_in_a_few_connect_timeouts():
+    times = Times(connect_timeout=0.5)
+    with black_hole() as url, pytest.raises(TierError, match="no connection in time"):
+        GCSStore("bucket/p", endpoint_url=url, anon=True, times=times).find("k")
 
 
 @pytest.mark.parametrize(
