@@ -40,6 +40,7 @@ from neuron_store.errors import (
     NeuronStoreError,
     TierError,
 )
+from neuron_store.steps import step
 from neuron_store.streams import copy_stream
 from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader
 from neuron_store_backends._trouble import Exists, Missing
@@ -166,6 +167,9 @@ class ConditionalStore(ArtifactStore):
             self._note_damage(key)
             raise
 
+    def path_of(self, key: str) -> Path | None:
+        return super().path_of(check_key(key))
+
     def keys(self) -> Iterator[str]:
         prefix = f"{self.objects.root}/index"
         for path in sorted(self.objects.listing(prefix)):
@@ -245,7 +249,9 @@ class ConditionalStore(ArtifactStore):
         path = self.index_path(check_key(key))
         if self.objects.read(path, MAX_RECORD_BYTES, key=key) is None:
             return False
+        step("conditional.hide")
         self.objects.remove(path, key=key)
+        step("conditional.free")
         now = time.time()
         for stored_path, stored in self.objects.listing(self.payload_root(key), key=key).items():
             if stored.modified is None or now - stored.modified < self.grace:
