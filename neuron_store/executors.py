@@ -7,6 +7,7 @@ made into the shared tiers, where everybody finds it, and returns a few words.
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib
 import os
 import time
@@ -20,7 +21,7 @@ from neuron_store.precompile import JobOutcome, Precompiled, Progress, get_or_co
 from neuron_store.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from neuron_store.job import CompileJob
     from neuron_store.tier_url import TierURL
@@ -71,10 +72,12 @@ def precompile_on(
     distinct = list({job.key: job for job in jobs}.values())
     began = time.monotonic()
     outcomes: dict[str, JobOutcome] = {}
-    for outcome in runners[executor](distinct, shared, address):
-        outcomes[outcome.key] = outcome
-        if progress is not None:
-            progress(_now(outcomes, len(distinct), time.monotonic() - began, outcome))
+    # Closed whatever happens, so that an interrupt here cancels what still runs there.
+    with contextlib.closing(runners[executor](distinct, shared, address)) as finished:
+        for outcome in finished:
+            outcomes[outcome.key] = outcome
+            if progress is not None:
+                progress(_now(outcomes, len(distinct), time.monotonic() - began, outcome))
     return Precompiled(
         tuple(outcomes[job.key] for job in distinct), time.monotonic() - began, len(distinct)
     )
@@ -119,7 +122,7 @@ def _package(name: str, executor: str) -> Any:
 
 def _on_ray(
     jobs: Sequence[CompileJob], tiers: tuple[str | TierURL, ...], address: str | None
-) -> Iterator[JobOutcome]:
+) -> Generator[JobOutcome, None, None]:
     ray = _package("ray", "ray")
     ours = not ray.is_initialized()
     if ours:
@@ -152,14 +155,14 @@ def _on_ray(
 
 def _on_dask(
     jobs: Sequence[CompileJob], tiers: tuple[str | TierURL, ...], address: str | None
-) -> Iterator[JobOutcome]:
+) -> Generator[JobOutcome, None, None]:
     distributed = _package("distributed", "dask")
     client, ours = _dask_client(distributed, address)
     waiting: dict[Any, CompileJob] = {}
     try:
         # Not "pure": a key that Dask remembers from an earlier run says nothing about the tiers.
         waiting = {client.submit(_compile_there, job, tiers, pure=False): job for job in jobs}
-        for future in distributed.as_completed(list(waiting)):
+        for future in distributed.as_completed(list(waiting), loop=client.loop):
             job = waiting.pop(future)
             error = future.exception()
             yield _lost(job, error) if error is not None else future.result()
