@@ -68,16 +68,20 @@ if __name__ == "__main__":
             with Client(cluster):
                 run("dask", sys.argv[1])
 """
+# Ray's sockets need a short path, and its store of objects a size that fits into any /dev/shm.
 RAY = """
 import ray
 from work import CompileJob, crash, run
 
 if __name__ == "__main__":
     import sys
+    import tempfile
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    run("ray", sys.argv[1], also=[CompileJob("crash", crash)])
-    ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as place:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=place,
+                 object_store_memory=100 << 20)
+        run("ray", sys.argv[1], also=[CompileJob("crash", crash)])
+        ray.shutdown()
 """
 
 
@@ -89,7 +93,10 @@ def run_cluster(tmp_path, script, *arguments):
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "VLLM_CACHE_ROOT": str(tmp_path / "node"),
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "240",
         "NEURON_STORE_COMPILE_ATTEMPTS": "1",
     }
     done = subprocess.run(
@@ -98,7 +105,7 @@ def run_cluster(tmp_path, script, *arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
