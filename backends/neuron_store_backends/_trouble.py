@@ -45,6 +45,8 @@ class Kind(enum.Enum):
     DENIED = "denied"
     FATAL = "fatal"
     """Trying again cannot help; `reason` carries the remedy."""
+    BEYOND = "beyond"
+    """A range that starts where the object has ended."""
 
 
 _RETRIES = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from neuron_store.errors import ConfigError, MissingExtra, TierError
+from neuron_store.errors import ConfigError, TierError
 from neuron_store.tier_url import parse_bool
 from neuron_store_backends._objects import PIECE, Blob, Objects
+from neuron_store_backends._options import TIMES, Times, check_root, require_module
+from neuron_store_backends._options import times as read_times
 from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble, tls_trouble
 from neuron_store_backends.conditional import ConditionalStore
 
@@ -24,14 +25,11 @@ __all__ = ["S3Store"]
 _OPTIONS = (
     "addressing_style",
     "anon",
-    "connect_timeout",
     "endpoint_url",
     "path_style",
     "profile",
-    "read_timeout",
     "region",
-    "stall_timeout",
-    "timeout",
+    *TIMES,
 )
 
 _BUCKET = "the bucket does not exist there; check its name, the region and the endpoint, or make it"
@@ -86,7 +84,7 @@ _BY_STATUS = {
     404: Trouble(Kind.MISSING, "not there", errno.ENOENT),
     409: Trouble(Kind.CONFLICT, "another writer is at work (409)"),
     412: Trouble(Kind.PRECONDITION, "the condition did not hold"),
-    416: Trouble(Kind.FATAL, "the object is shorter than its record says"),
+    416: Trouble(Kind.BEYOND, "the object ends before the range"),
     429: Trouble(Kind.THROTTLED, "the store asks to slow down", errno.EBUSY),
     503: Trouble(Kind.THROTTLED, "the store is busy (503)", errno.EBUSY),
     507: Trouble(Kind.FATAL, "the store is full; free space", errno.ENOSPC),
@@ -223,9 +221,7 @@ class S3Objects(Objects):
         except TierError as error:
             if not error.reason.startswith(_NO_UPLOAD):
                 raise
-            # An earlier try may have worked, its reply being lost; the name promises the bytes.
-            found = await self._list(fs, path.rsplit("/", 1)[0])
-            if path not in found or found[path].size != size:
+            if not await self.is_there(fs, path, size):
                 raise
 
     async def _abort(self, fs: Any, where: dict[str, str]) -> None:
@@ -239,7 +235,7 @@ class S3Objects(Objects):
         async def once(_fs: Any) -> Any:
             return await fs._call_s3(method, **arguments)  # noqa: SLF001  (fsspec's async side)
 
-        return await self.tries("upload", once, seconds=self.stall)
+        return await self.tries("upload", once, seconds=self.times.stall_timeout)
 
 
 def _answered(response: dict[str, Any]) -> Trouble:
@@ -255,16 +251,6 @@ def _answered(response: dict[str, Any]) -> Trouble:
     return Trouble(Kind.FATAL, f"the store refused the request ({status} {code[:60]})")
 
 
-def _number(value: str | float, what: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 86_400:
-        raise ConfigError(f"{what}={value!r} is not a time in seconds")
-    return number
-
-
 class S3Store(ConditionalStore):
     """Artifacts in a bucket.
 
@@ -275,10 +261,7 @@ class S3Store(ConditionalStore):
         profile: of `~/.aws/config`; else the AWS chain's.
         anon: send unsigned requests.
         addressing_style: `path`, `virtual` or `auto` (which is `path` with an endpoint_url).
-        connect_timeout: seconds.
-        read_timeout: seconds of silence before a request is given up.
-        timeout: seconds for a small request, all its tries included.
-        stall_timeout: seconds for a piece of 8 MiB, all its tries included.
+        times: deadlines.
         name: short name for tables.
         read_only: leave no word of damage behind.
     """
@@ -292,19 +275,14 @@ class S3Store(ConditionalStore):
         profile: str | None = None,
         anon: bool = False,
         addressing_style: str = "auto",
-        connect_timeout: float = 5.0,
-        read_timeout: float = 15.0,
-        timeout: float = 25.0,
-        stall_timeout: float = 60.0,
+        times: Times | None = None,
         name: str | None = None,
         read_only: bool = False,
     ) -> None:
         location = f"s3://{address.strip('/')}"
-        if importlib.util.find_spec("s3fs") is None:
-            raise MissingExtra(f"tier {location}", "s3", "s3fs")
-        root = address.strip("/")
-        if not root or "//" in root or not {".", ".."}.isdisjoint(root.split("/")):
-            raise ConfigError(f"tier {location}: write s3://bucket or s3://bucket/prefix")
+        require_module("s3fs", "s3", location)
+        root = check_root(address, location)
+        times = times or Times()
         if addressing_style not in {"auto", "path", "virtual"}:
             raise ConfigError(
                 f"tier {location}: addressing_style={addressing_style!r}; use path, virtual or auto"
@@ -312,8 +290,8 @@ class S3Store(ConditionalStore):
         if addressing_style == "auto" and endpoint_url:
             addressing_style = "path"
         config: dict[str, Any] = {
-            "connect_timeout": connect_timeout,
-            "read_timeout": read_timeout,
+            "connect_timeout": times.connect_timeout,
+            "read_timeout": times.read_timeout,
             "max_pool_connections": 32,
             "retries": {"total_max_attempts": 1},
             "s3": {"addressing_style": addressing_style},
@@ -323,7 +301,7 @@ class S3Store(ConditionalStore):
             # own are checked end to end.
             config["request_checksum_calculation"] = "when_required"
             config["response_checksum_validation"] = "when_required"
-        objects = S3Objects(location, root, timeout=timeout, stall=stall_timeout)
+        objects = S3Objects(location, root, times)
         objects.identity = f"{location} {endpoint_url} {region} {profile}"
         objects.options = {"anon": anon, "config_kwargs": config}
         if endpoint_url:
@@ -343,27 +321,22 @@ class S3Store(ConditionalStore):
             MissingExtra: s3fs is not installed.
         """
         options = url.checked_options(_OPTIONS)
-        where = f"tier {url.location}: "
-        seconds = {
-            name: _number(options[name], where + name)
-            for name in ("connect_timeout", "read_timeout", "timeout", "stall_timeout")
-            if name in options
-        }
+        where = f"tier {url.location}"
         style = options.get("addressing_style", "auto")
         if "path_style" in options:
-            path = parse_bool(options["path_style"], what=where + "path_style")
+            path = parse_bool(options["path_style"], what=f"{where}: path_style")
             style = "path" if path else "virtual"
         endpoint = options.get("endpoint_url")
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"{where}endpoint_url={endpoint!r} is not an http(s) URL")
+            raise ConfigError(f"{where}: endpoint_url={endpoint!r} is not an http(s) URL")
         return cls(
             url.address,
             endpoint_url=endpoint,
             region=options.get("region"),
             profile=options.get("profile"),
-            anon=parse_bool(options.get("anon", "0"), what=where + "anon"),
+            anon=parse_bool(options.get("anon", "0"), what=f"{where}: anon"),
             addressing_style=style,
             name=url.name,
             read_only=url.read_only,
-            **seconds,
+            times=read_times(options, where),
         )

@@ -30,6 +30,7 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store_backends import _publishing
+from neuron_store_backends._options import Times
 from tests.backends import children
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class ConditionalCases:
         self, place, artifact, source, into, key
     ):
         store = place.store()
-        store.objects.timeout = 0  # any request would fail otherwise
+        store.objects.times = Times(timeout=0)  # any request would fail otherwise
         bad = attrs.evolve(artifact, key=key)
         for call in (
             lambda: store.find(key),
@@ -268,7 +269,7 @@ class ConditionalCases:
             assert answers.count(Publication.CREATED) == 1
             assert answers.count(Publication.PRESENT) == 7
 
-    def race(self, place, source, tmp_path, method, processes=16, rounds=6):
+    def race(self, place, source, tmp_path, method, processes=16, rounds=4):
         """Processes with the same and with other bytes; each round has one winner."""
         if not place.forks:
             pytest.skip("the tier is for threads")
@@ -551,21 +552,22 @@ class ConditionalCases:
         for number in range(6):
             directory = tmp_path / f"repairer{number}"
             directory.mkdir()
-            works.append((fill(directory, {"f": b"%d" % number * 9000}, "k"), directory))
-        for _ in range(5):
+            mine = fill(directory, {"f": b"%d" % number * 9000}, "k")
+            works.append((place.store(), mine, directory))
+        for _ in range(4):
             place.put("index/k.json", b"torn")
             barrier = threading.Barrier(len(works))
 
             def one(work, barrier=barrier):
-                store = place.store()
+                store, artifact, directory = work
                 barrier.wait(30)
-                return store.publish(*work)
+                return store.publish(artifact, directory)
 
             with ThreadPoolExecutor(len(works)) as pool:
                 answers = list(pool.map(one, works))
             assert answers.count(Publication.REPAIRED) == 1
             assert answers.count(Publication.CONFLICT) == len(works) - 1
-            winner = works[answers.index(Publication.REPAIRED)][0]
+            winner = works[answers.index(Publication.REPAIRED)][1]
             found = place.store().find("k")
             assert found is not None
             assert found.same_bytes(winner)

@@ -43,3 +43,58 @@ def s3_place(moto, aws):
     moto.faults.clear()
     yield S3Place(moto.client(), moto.url)
     moto.faults.clear()
+
+
+def _server(manager, tmp_path_factory, name):
+    from tests.servers.processes import Unavailable
+
+    try:
+        with manager(tmp_path_factory.mktemp(name)) as url:
+            yield url
+    except Unavailable as error:
+        pytest.skip(f"{name}: {error}")
+
+
+@pytest.fixture(scope="session")
+def azurite_url(tmp_path_factory):
+    from tests.servers.azurite import azurite
+
+    yield from _server(azurite, tmp_path_factory, "azurite")
+
+
+@pytest.fixture(scope="session")
+def gcs_url(tmp_path_factory):
+    from tests.servers.gcs import fake_gcs
+
+    yield from _server(fake_gcs, tmp_path_factory, "fake-gcs-server")
+
+
+@pytest.fixture(scope="session")
+def seaweed_url(tmp_path_factory):
+    from tests.servers.seaweed import seaweed
+
+    yield from _server(seaweed, tmp_path_factory, "seaweedfs")
+
+
+@pytest.fixture(scope="session")
+def rclone_url(tmp_path_factory):
+    from tests.servers.seaweed import rclone
+
+    yield from _server(rclone, tmp_path_factory, "rclone")
+
+
+@pytest.fixture
+def azure_place(azurite_url, monkeypatch):
+    from tests.backends.places import AzurePlace
+    from tests.servers.azurite import connection_string
+
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(azurite_url))
+    return AzurePlace(azurite_url)
+
+
+@pytest.fixture
+def gcs_place(gcs_url, monkeypatch):
+    from tests.backends.places import GcsPlace
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    return GcsPlace(gcs_url)

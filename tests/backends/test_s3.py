@@ -14,6 +14,7 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store.tier_url import parse_tier_url
+from neuron_store_backends._options import Times
 from neuron_store_backends.s3 import S3Store
 from tests.backends.cases import CONTENTS, ConditionalCases, fill
 from tests.servers.moto import CREDENTIALS
@@ -97,9 +98,7 @@ def test_a_host_that_does_not_resolve_is_an_error(s3_place):
 
 
 def test_a_server_without_tls_is_told_as_such(s3_place):
-    store = S3Store(
-        f"{s3_place.bucket}/p", endpoint_url=s3_place.url.replace("http:", "https:"), timeout=10
-    )
+    store = S3Store(f"{s3_place.bucket}/p", endpoint_url=s3_place.url.replace("http:", "https:"))
     with pytest.raises(TierError, match="TLS"):
         store.find("k")
 
@@ -111,8 +110,7 @@ def test_a_peer_that_accepts_and_never_answers_ends_in_its_deadline(aws):
         store = S3Store(
             "bucket/p",
             endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}",
-            timeout=2,
-            read_timeout=1,
+            times=Times(timeout=2, read_timeout=1),
         )
         with pytest.raises(TierError, match="in time"):
             store.find("k")

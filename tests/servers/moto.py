@@ -100,7 +100,8 @@ class Exact:
         if fault is not None and action == "strip":
             environ.pop(fault.header, None)
         if fault is not None and action == "answer":
-            return self._answer(fault, start_response)
+            text = self._answer(fault, start_response)
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else text
         if action == "drop":
             self._hang_up(environ)
             return []
