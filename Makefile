@@ -25,6 +25,8 @@ install: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/neuron-store demo $(ARGS)
 
+export PYTHONDONTWRITEBYTECODE=
+
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
 
