@@ -171,8 +171,8 @@
           columns: [
             { title: "What", value: (r) => r[0], show: (r) => [el("span", { class: `chip ${r[0].split(" ").pop()}` }, r[0])] },
             { title: "Where", class: "path", value: (r) => r[1], show: (r) => [el("code", {}, r[1])] },
-            { title: names[0], class: "old value", show: (r) => [el("code", {}, r[2] ?? "")] },
-            { title: names[1], class: "new value", show: (r) => [el("code", {}, r[3] ?? "")] },
+            { title: names[0], class: "value", show: (r) => (r[2] === null ? "" : [el("code", { class: "old" }, r[2])]) },
+            { title: names[1], class: "value", show: (r) => (r[3] === null ? "" : [el("code", { class: "new" }, r[3])]) },
           ],
         })];
     section("diff", `Differences: ${names[0]} → ${names[1]}`, ...told);
@@ -240,7 +240,7 @@
       cell = Math.max(9, Math.min(26, (width - label - 8) / Math.max(1, columns.length)));
       space.style.width = `${label + cell * columns.length + 4}px`;
       space.style.height = `${head + rowHeight * order.length + 4}px`;
-      const height = Math.min(head + rowHeight * order.length + 4, Math.round(window.innerHeight * 0.6));
+      const height = Math.min(head + rowHeight * order.length + 4, Math.min(600, Math.round(window.innerHeight * 0.6)));
       frame.style.height = `${height + 2}px`;
       const scale = window.devicePixelRatio || 1;
       canvas.width = Math.max(1, Math.round(frame.clientWidth * scale)); canvas.height = Math.max(1, Math.round(frame.clientHeight * scale));
@@ -251,7 +251,7 @@
       pending = false;
       const style = getComputedStyle(document.documentElement);
       const color = (name) => style.getPropertyValue(name).trim();
-      const [on, off, hole, ink, soft, card] = ["--cell", "--blank", "--hole", "--ink", "--soft", "--card"].map(color);
+      const [on, off, hole, ink, soft, card] = ["--traced", "--blank", "--hole", "--ink", "--soft", "--card"].map(color);
       const scale = window.devicePixelRatio || 1; const pen = canvas.getContext("2d");
       const [w, h] = [canvas.width / scale, canvas.height / scale];
       pen.setTransform(scale, 0, 0, scale, 0, 0); pen.fillStyle = card; pen.fillRect(0, 0, w, h);

@@ -96,9 +96,9 @@ def _totals(engines: Sequence[Engine], data: dict[str, Any]) -> str:
         ("Executables", human_bytes(sum(sizes)), _largest(sizes), False),
         ("Ranks that traced", f"{columns - unseen} of {columns}", "", bool(unseen)),
         (
-            "Without an executable",
+            "Without executable",
             f"{lost:,}",
-            "vanished from the store" if lost else "",
+            "gone from the store" if lost else "",
             bool(lost),
         ),
     ]
@@ -108,8 +108,10 @@ def _totals(engines: Sequence[Engine], data: dict[str, Any]) -> str:
         span = times[0][:16].replace("T", " "), times[-1][:16].replace("T", " ")
         rows.append(("Compiled (UTC)", span[0], f"to {span[1]}", False))
     return "".join(
-        f"<div{' class=alarm' if alarm else ''}><dt>{html.escape(name)}</dt>"
-        f"<dd>{html.escape(value)}{f'<small>{html.escape(more)}</small>' if more else ''}</dd></div>"
+        f"<div{' class=alarm' if alarm else ''}><dt>{html.escape(name)}</dt><dd>"
+        + html.escape(value)
+        + (f"<small>{html.escape(more)}</small>" if more else "")
+        + "</dd></div>"
         for name, value, more, alarm in rows
     )
 
@@ -267,10 +269,14 @@ class _Encoder:
 
 
 def _told(graph: Graph) -> str:
-    outputs = "unknown" if graph.output_shapes is None else list(graph.output_shapes[:12])
-    return f"inputs {list(graph.input_shapes[:12])}, outputs {outputs}, ranks {list(graph.ranks)}"[
-        :MAX_VALUE
-    ]
+    def some(shapes: tuple[str, ...] | None) -> str:
+        if shapes is None:
+            return "unknown"
+        more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+        return " ".join(f"[{shape.removesuffix(',')}]" for shape in shapes[:6]) + more
+
+    ranks = f"{len(graph.ranks)} ranks" if len(graph.ranks) > 8 else f"ranks {list(graph.ranks)}"
+    return f"{some(graph.input_shapes)} → {some(graph.output_shapes)}, {ranks}"[:MAX_VALUE]
 
 
 def _side(value: Any) -> str | None:
