@@ -71,7 +71,8 @@ def prefetch(
         say(
             f"{len(found.of('present'))} present, {len(found.of('fetched'))} fetched "
             f"({bytes_text(found.size)} in {found.seconds:.1f} s), "
-            f"{len(found.of('missing'))} missing, {len(found.of('error'))} failed, {len(found.of('skipped'))} over budget"
+            f"{len(found.of('missing'))} missing, {len(found.of('error'))} failed, "
+            f"{len(found.of('skipped'))} over budget"
         )
     if not found.complete:
         ctx.exit(1)

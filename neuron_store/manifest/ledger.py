@@ -106,15 +106,13 @@ class _Writer:
             # A full disk cut it off; that must not swallow the next line too.
             self.torn = True
             raise OSError(errno.ENOSPC, "a ledger line was cut off")
+        self.torn = False
 
     def _prepare(self, source: tuple[bytes | None, bytes | None], line: bytes) -> bytes:
         with self.lock:
             if self.pid != os.getpid() or self.source != source or not self._still_ours():
                 self._open(source)
-            if self.torn:
-                self.torn = False
-                return b"\n" + line
-            return line
+            return b"\n" + line if self.torn else line
 
     def _is_ours(self) -> bool:
         """Whether the descriptor was neither closed by others nor given to another file."""
