@@ -81,7 +81,7 @@ class _Writer:
         self.descriptor = -1
         self.identity = (0, 0)
         self.source: tuple[bytes | None, bytes | None] = (None, None)
-        self.checked = 0.0
+        self.checked = float("-inf")
         self.begun: set[str] = set()
         self.torn = False
         self.complained = False
@@ -243,6 +243,8 @@ def clear_ledger(root: Path, engine: str) -> None:
     import shutil  # noqa: PLC0415  (once in a run)
 
     directory = ledger_directory(root, engine)
+    # What this process records from now on belongs into a new file.
+    _writer.checked = float("-inf")
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:

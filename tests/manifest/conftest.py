@@ -13,7 +13,14 @@ import attrs
 import pytest
 
 from neuron_store.abc import ArtifactStore, Publication
-from neuron_store.artifact import RECORD_NAME, Artifact, check_key, dump_record, load_record
+from neuron_store.artifact import (
+    RECORD_NAME,
+    Artifact,
+    check_key,
+    dump_record,
+    load_record,
+    new_write_id,
+)
 from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, TierError
 from neuron_store.neuron_layout import (
     HLO_NAME,
@@ -72,7 +79,7 @@ class DirectoryStore(ArtifactStore):
             raise ArtifactCorrupt(key, self.location, f"{name} is missing") from None
 
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
-        staged = self.root / f".staging-{artifact.write_id}"
+        staged = self.root / f".staging-{new_write_id()}"
         staged.mkdir()
         files = []
         for file in artifact.files:

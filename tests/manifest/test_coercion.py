@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from neuron_store.manifest.coercion import Limits, to_plain
 from neuron_store.manifest.masking import MASK, is_secret_name, mask_text
 
-
 SECRET_NAMES = [
     *("token", "hf_token", "HF_TOKEN", "api_key", "apiKey", "api_keys", "AWS_SECRET_ACCESS_KEY"),
     *("access_key_id", "password", "db_passwd", "client_secret", "key", "private_key"),

@@ -4,13 +4,17 @@ import pytest
 
 from neuron_store.manifest.flags import canonical_flags, strip_machine_paths
 
+COMMAND = (
+    "neuronx-cc compile /c/k/graph.hlo --framework XLA --target trn2 --output /c/k/graph_k.neff "
+    "--logfile /c/k/log-neuron-cc.txt --auto-cast=none --verbose=35 -O2"
+)
+
 
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
         (
-            "neuronx-cc compile /c/k/graph.hlo --framework XLA --target trn2 --output /c/graph_k.neff "
-            + "--logfile /c/k/log-neuron-cc.txt --auto-cast=none --verbose=35 -O2",
+            COMMAND,
             "--framework XLA --target trn2 --auto-cast=none --verbose=35 -O2",
         ),
         ("--output=/a/b.neff --logfile=log-neuron-cc.txt -O1", "-O1"),
