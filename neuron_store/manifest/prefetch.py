@@ -37,7 +37,8 @@ class Fetched:
 
     key: str
     outcome: str
-    """`present` (was local already), `fetched`, `missing`, `error`, or `skipped` (over budget)."""
+    """`present` (was local already), `fetched` (by this process or by another that it waited for),
+    `missing`, `error`, or `skipped` (over budget)."""
     size: int = 0
     """Bytes, where they were fetched."""
     detail: str = ""
