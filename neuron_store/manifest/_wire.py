@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BYTES", "MAX_FIELDS", "VARINT", "Span", "Spans", "Wire"]
 
-MAX_FIELDS = 4_000_000
+MAX_FIELDS = 1_000_000
 """Wire fields that are looked at in one module; the largest real ones have some 100,000."""
 VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 _WINDOW = 64 << 10

@@ -203,7 +203,7 @@ def _entry(wire: Wire, module: _Module) -> _Computation | None:
         if wanted and wire.read(computation.name) == wanted:
             by_name.append((computation, span))
     both = [pair for pair in by_id if pair in by_name]
-    for candidates in (both, by_id if module.entry_id or not by_name else by_name, by_id):
+    for candidates in (both, *((by_id, by_name) if module.entry_id else (by_name, by_id))):
         if candidates:
             computation, span = candidates[0]
             if computation.program_shape:

@@ -44,8 +44,10 @@ MAX_LINE = 16 << 20
 # How long a file is written to without looking whether it is still the one under its name (the
 # emitter removes it), and whether its descriptor still is ours.
 _RECHECK = 0.5
-# Bytes keys: `os.environ` would decode the value at each line, which costs more than the write.
+# The environment as bytes, and the dictionary behind it where there is one: decoding the values and
+# encoding the names at each line would cost as much as the write.
 _DIR_KEY, _DEVICES_KEY = MANIFEST_DIR.encode(), VISIBLE_DEVICES.encode()
+_environment: Mapping[bytes, bytes] = getattr(os.environb, "_data", os.environb)
 
 
 def manifest_root(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -81,7 +83,7 @@ class _Writer:
         self.descriptor = -1
         self.identity = (0, 0)
         self.source: tuple[bytes | None, bytes | None] = (None, None)
-        self.checked = 0.0
+        self.checked = float("-inf")
         self.begun: set[str] = set()
         self.torn = False
         self.complained = False
@@ -106,15 +108,13 @@ class _Writer:
             # A full disk cut it off; that must not swallow the next line too.
             self.torn = True
             raise OSError(errno.ENOSPC, "a ledger line was cut off")
+        self.torn = False
 
     def _prepare(self, source: tuple[bytes | None, bytes | None], line: bytes) -> bytes:
         with self.lock:
             if self.pid != os.getpid() or self.source != source or not self._still_ours():
                 self._open(source)
-            if self.torn:
-                self.torn = False
-                return b"\n" + line
-            return line
+            return b"\n" + line if self.torn else line
 
     def _is_ours(self) -> bool:
         """Whether the descriptor was neither closed by others nor given to another file."""
@@ -180,7 +180,7 @@ def record_graph(
             stand in the manifest.
         compiler_flags: a command line, or its tokens, which are quoted for a shell.
     """
-    directory = os.environb.get(_DIR_KEY)
+    directory = _environment.get(_DIR_KEY)
     if not directory or directory.isspace():
         return
     try:
@@ -190,7 +190,7 @@ def record_graph(
             inputs() if callable(inputs) else inputs,
             compiler_flags() if callable(compiler_flags) else compiler_flags,
         )
-        _writer.write(line, (directory, os.environb.get(_DEVICES_KEY)))
+        _writer.write(line, (directory, _environment.get(_DEVICES_KEY)))
     except Exception as error:  # noqa: BLE001  (a ledger must never break a compile)
         if not _writer.complained:
             _writer.complained = True
@@ -245,6 +245,8 @@ def clear_ledger(root: Path, engine: str) -> None:
     import shutil  # noqa: PLC0415  (once in a run)
 
     directory = ledger_directory(root, engine)
+    # What this process records from now on belongs into a new file.
+    _writer.checked = float("-inf")
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -36,7 +37,8 @@ class Fetched:
 
     key: str
     outcome: str
-    """`present` (was local already), `fetched`, `missing`, `error`, or `skipped` (over budget)."""
+    """`present` (was local already), `fetched` (by this process or by another that it waited for),
+    `missing`, `error`, or `skipped` (over budget)."""
     size: int = 0
     """Bytes, where they were fetched."""
     detail: str = ""
@@ -108,9 +110,12 @@ def prefetch(
             if progress is not None:
                 progress(result)
 
+    def bring(key: str) -> None:
+        done(_bring(store, key))
+
     with ThreadPoolExecutor(max(1, workers)) as pool:
         wanted = []
-        for key, path in zip(keys, pool.map(lambda k: _local(store, k), keys), strict=True):
+        for key, path in zip(keys, pool.map(functools.partial(_local, store), keys), strict=True):
             if path is None:
                 wanted.append(key)
             else:
@@ -118,10 +123,7 @@ def prefetch(
         if budget is not None:
             wanted = _within(store, wanted, budget, pool, done)
         start = os.getpid() % len(wanted) if wanted else 0
-        for future in [
-            pool.submit(lambda key=key: done(_bring(store, key)))
-            for key in wanted[start:] + wanted[:start]
-        ]:
+        for future in [pool.submit(bring, key) for key in wanted[start:] + wanted[:start]]:
             future.result()
     return Prefetch(tuple(results[key] for key in keys), time.monotonic() - began)
 
