@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from neuron_store.opening import open_store
 
 from neuron_store.errors import ConfigError, MissingExtra
 from neuron_store.executors import precompile_on
 from neuron_store.neuron_layout import foreign_artifact
+from neuron_store.opening import open_store
 
 WORK = """
 import json, os, sys

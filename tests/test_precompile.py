@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from neuron_store.opening import open_store
-from neuron_store.policy import CompilePolicy
 
 from neuron_store import precompile as module
 from neuron_store.artifact import Artifact
 from neuron_store.errors import CompileError, ConfigError
 from neuron_store.job import CompileJob
 from neuron_store.neuron_layout import list_files
+from neuron_store.opening import open_store
+from neuron_store.policy import CompilePolicy
 from neuron_store.precompile import available_memory, precompile, read_jobs, worker_limit
 
 STUB = Path(__file__).parent / "stubs" / "neuronx-cc"
