@@ -54,7 +54,7 @@ examples: $(STAMP)
 	@$(BIN)/python -m pytest -q tests/test_examples.py $(ARGS)
 
 bench: $(STAMP)
-	@$(BIN)/python -m pytest benchmarks -q $(ARGS)
+	@$(BIN)/python -m pytest benchmarks/bench_*.py -q -s --timeout 900 $(ARGS)
 
 clean:
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
