@@ -25,10 +25,10 @@ __all__ = [
     "MARK_NAME",
     "METADATA_NAME",
     "belongs_to_artifact",
+    "check_loadable",
     "completion_mark",
     "foreign_artifact",
     "list_files",
-    "metadata_key",
     "neff_length",
     "neff_name",
 ]
@@ -168,22 +168,33 @@ def _iso(moment: float) -> str:
         return datetime.fromtimestamp(0, UTC).isoformat()
 
 
-def metadata_key(directory: Path, key: str, location: str) -> None:
-    """Check that the stack's own metadata names `key`, as its loader will demand.
+def check_loadable(directory: Path, key: str, location: str) -> None:
+    """Check what the stack's own loader will trip over: the metadata's key, the NEFF's length.
 
     Raises:
-        ArtifactCorrupt: it names another key, or is not JSON.
+        ArtifactCorrupt: the metadata names another key or is no JSON object, or the executable is
+            no NEFF, or not as long as its header says.
     """
     data = _read_small(directory / METADATA_NAME)
-    if data is None:
+    if data is not None:
+        try:
+            said = json.loads(data).get("cache_key")
+        except (ValueError, AttributeError, RecursionError):
+            raise ArtifactCorrupt(key, location, f"{METADATA_NAME} is not a JSON object") from None
+        if said is not None and said != key:
+            raise ArtifactCorrupt(
+                key, location, f"Cache key mismatch: expected {key!r}, found {str(said)[:80]!r}"
+            )
+    neff = directory / neff_name(key)
+    header = _read_small(neff, _NEFF_HEADER.size)
+    if header is None:
         return
-    try:
-        said = json.loads(data).get("cache_key")
-    except (ValueError, AttributeError, RecursionError):
-        raise ArtifactCorrupt(key, location, f"{METADATA_NAME} is not a JSON object") from None
-    if said is not None and said != key:
+    expected, size = neff_length(header), neff.stat().st_size
+    if expected is None:
+        raise ArtifactCorrupt(key, location, f"{neff.name} has {size} bytes and is not a NEFF")
+    if expected != size:
         raise ArtifactCorrupt(
-            key, location, f"Cache key mismatch: expected {key!r}, found {str(said)[:80]!r}"
+            key, location, f"{neff.name} has {size} bytes, its header says {expected}"
         )
 
 

@@ -36,7 +36,7 @@ from neuron_store.errors import (
     NeuronStoreError,
     TierError,
 )
-from neuron_store.neuron_layout import metadata_key
+from neuron_store.neuron_layout import check_loadable
 from neuron_store.steps import step
 from neuron_store.streams import copy_stream
 from neuron_store_backends._aside import claim_and_move, remove_tree
@@ -176,7 +176,7 @@ class RenamingStore(ArtifactStore):
         artifact = super().verify(key)
         with self._trouble("verify", key):
             if artifact.compiler == "neuronx-cc":
-                metadata_key(Path(self._root, key), key, self.location)
+                check_loadable(Path(self._root, key), key, self.location)
         return artifact
 
     def keys(self) -> Iterator[str]:

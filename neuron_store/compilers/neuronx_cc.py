@@ -33,9 +33,9 @@ from neuron_store.neuron_layout import (
     HLO_NAME,
     MARK_NAME,
     METADATA_NAME,
+    check_loadable,
     completion_mark,
     foreign_artifact,
-    metadata_key,
     neff_length,
     neff_name,
 )
@@ -156,7 +156,7 @@ class NeuronxCompiler:
             raise ArtifactCorrupt(key, location, str(error)) from error
         if not size:
             raise ArtifactCorrupt(key, location, "it is not a complete entry of the Neuron stack")
-        metadata_key(path, key, location)
+        check_loadable(path, key, location)
         raise Unsupported(
             "load",
             type(self).__name__,

@@ -105,6 +105,14 @@ class TestEntriesOfTheNeuronStack:
         with pytest.raises(ArtifactCorrupt, match="Cache key mismatch"):
             posix.verify(KEY)
 
+    def test_an_executable_that_is_no_neff_fails_the_full_check(self, posix):
+        """A byte of executable whose size the completion mark confirms."""
+        entry = stack_entry(posix.root)
+        (entry / f"graph_{KEY}.neff").write_bytes(b"N")
+        (entry / ".compilation_complete").write_text("completed:1.0\nneff_size:1\n")
+        with pytest.raises(ArtifactCorrupt, match="not a NEFF"):
+            posix.verify(KEY)
+
     def test_strangers_beside_the_entries_are_not_listed(self, posix):
         stack_entry(posix.root)
         for name in ("nki", f"{KEY}.tmp.123", f"{KEY}.trash.9", ".abc.compilation_metadata.lock"):
