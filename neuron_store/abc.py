@@ -116,6 +116,14 @@ class KeyLock(abc.ABC):
     def holder(self) -> HolderNote | None:
         """Who says that it holds the lock, for messages only; None when nobody says so."""
 
+    @abc.abstractmethod
+    def read_failures(self) -> bytes:
+        """What `write_failures` left for the processes that wait; empty when nothing."""
+
+    @abc.abstractmethod
+    def write_failures(self, data: bytes) -> None:
+        """Leave word of failed compiles to those who wait; empty takes it away. Best effort."""
+
     def __enter__(self) -> Self:
         self.acquire()
         return self
@@ -225,6 +233,14 @@ class ArtifactStore(abc.ABC):
         """Remove an artifact; False when there was none. Hides it before it frees it."""
 
     # -- concrete: may be overridden for speed, never for meaning -------------------------------
+
+    def damaged(self) -> Iterator[str]:
+        """Keys of committed entries that `keys` leaves out because their damage shows at a look.
+
+        For whoever checks or repairs the tier. None by default: `keys` then lists such entries
+        too, and `find` raises for them.
+        """
+        return iter(())
 
     @property
     def name(self) -> str:
