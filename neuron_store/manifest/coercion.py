@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -166,7 +167,7 @@ class _Coercion:
     def _opaque(self, value: Any, depth: int) -> Any:
         attributes = getattr(value, "__dict__", None)
         names = sorted(n for n in attributes if not n.startswith("_")) if attributes else []
-        if not names or self.opaque >= self.limits.opaque:
+        if not names or self.opaque >= self.limits.opaque or _is_machinery(value):
             return f"<{_name(type(value))}>"
         self.opaque += 1
         try:
@@ -210,7 +211,15 @@ class _Coercion:
 
 
 _UNKNOWN = object()
+_NAMESPACES = frozenset({"SimpleNamespace", "Namespace"})
 _TOO_LARGE = "<left out: the configuration is too large>"
+
+
+def _is_machinery(value: Any) -> bool:
+    """Whether it is the standard library's: a logger, lock, thread or socket, not settings."""
+    kind = type(value)
+    module = (kind.__module__ or "").partition(".")[0]
+    return module in sys.stdlib_module_names and kind.__name__ not in _NAMESPACES
 
 
 def _foreign(value: Any) -> Any:

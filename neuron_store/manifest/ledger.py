@@ -44,8 +44,10 @@ MAX_LINE = 16 << 20
 # How long a file is written to without looking whether it is still the one under its name (the
 # emitter removes it), and whether its descriptor still is ours.
 _RECHECK = 0.5
-# Bytes keys: `os.environ` would decode the value at each line, which costs more than the write.
+# The environment as bytes, and the dictionary behind it where there is one: decoding the values and
+# encoding the names at each line would cost as much as the write.
 _DIR_KEY, _DEVICES_KEY = MANIFEST_DIR.encode(), VISIBLE_DEVICES.encode()
+_environment: Mapping[bytes, bytes] = getattr(os.environb, "_data", os.environb)
 
 
 def manifest_root(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -178,7 +180,7 @@ def record_graph(
             stand in the manifest.
         compiler_flags: a command line, or its tokens, which are quoted for a shell.
     """
-    directory = os.environb.get(_DIR_KEY)
+    directory = _environment.get(_DIR_KEY)
     if not directory or directory.isspace():
         return
     try:
@@ -188,7 +190,7 @@ def record_graph(
             inputs() if callable(inputs) else inputs,
             compiler_flags() if callable(compiler_flags) else compiler_flags,
         )
-        _writer.write(line, (directory, os.environb.get(_DEVICES_KEY)))
+        _writer.write(line, (directory, _environment.get(_DEVICES_KEY)))
     except Exception as error:  # noqa: BLE001  (a ledger must never break a compile)
         if not _writer.complained:
             _writer.complained = True

@@ -7,9 +7,7 @@ import sys
 import attrs
 import click
 import pytest
-import samples
 from click.testing import CliRunner
-from conftest import DirectoryStore, key_of, publish
 
 from neuron_store.abc import Publication
 from neuron_store.cli.manifest import manifest
@@ -23,6 +21,8 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store.manifest.schema import Graph, Manifest, dump_manifest, load_manifest
+from tests.manifest import samples
+from tests.manifest.stores import DirectoryStore, key_of, publish
 
 
 class Main(click.Group):

@@ -6,7 +6,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import DirectoryStore, fill, key_of, publish
 
 from neuron_store.manifest import emitter, enrich, ledger
 from neuron_store.manifest.config import build_config, installed_packages
@@ -14,6 +13,7 @@ from neuron_store.manifest.emitter import emit_manifest, write_manifest
 from neuron_store.manifest.ledger import record_graph
 from neuron_store.manifest.reader import read_manifest
 from neuron_store.manifest.schema import Graph, Manifest
+from tests.manifest.stores import DirectoryStore, fill, key_of, publish
 
 FLAGS = "--framework XLA --target trn2 --auto-cast=none --output /c/x.neff --logfile /c/log"
 

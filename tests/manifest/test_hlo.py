@@ -5,12 +5,12 @@ import os
 import resource
 
 import pytest
-from conftest import FIXTURES
-from fuzz_hlo import run
 
 from neuron_store.errors import HloError
 from neuron_store.manifest._wire import MAX_FIELDS
 from neuron_store.manifest.hlo import MAX_DEPTH, read_output_shapes, read_program_shape
+from tests.manifest.fuzz_hlo import run
+from tests.manifest.stores import FIXTURES
 
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
 
@@ -79,7 +79,7 @@ def test_shapes_are_those_that_jaxlibs_own_parser_tells(name):
 def test_shapes_agree_with_jax_as_it_is_installed_here():
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed: the committed fixtures stand for it")
-    import make_hlo
+    from tests.manifest.fixtures import make_hlo
 
     for name, data in make_hlo.modules().items():
         found = read_program_shape(data)

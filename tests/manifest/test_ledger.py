@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from ledger_worker import write_many
 
 from neuron_store.manifest import ledger
 from neuron_store.manifest.ledger import clear_ledger, ledger_directory, read_ledger, record_graph
+from tests.manifest.ledger_worker import write_many
 
 FLAGS = "--framework XLA --target trn2 '--internal-backend-options=--a=1 --b'"
 

@@ -4,13 +4,12 @@ import json
 import re
 
 import attrs
-import chromium
 import pytest
-import samples
 
 from neuron_store.manifest.reader import Engine
 from neuron_store.manifest.report import render_report
 from neuron_store.manifest.schema import Config, Graph, Manifest
+from tests.manifest import chromium, samples
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>'\"&{{data}}"
 

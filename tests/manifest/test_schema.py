@@ -4,12 +4,12 @@ import json
 import attrs
 import jsonschema
 import pytest
-import samples
 
 from neuron_store.errors import ManifestError
 from neuron_store.manifest.json_schema import SCHEMA_PATH, json_schema, schema_text
 from neuron_store.manifest.reader import find_manifests, read_engines, read_manifest
 from neuron_store.manifest.schema import Graph, Manifest, dump_manifest, load_manifest
+from tests.manifest import samples
 
 # The vendor page's own example, trimmed as it is there.
 PAGE = {

@@ -9,8 +9,6 @@ from pathlib import Path
 import attrs
 import filelock
 import pytest
-import samples
-from conftest import DirectoryStore, key_of, publish
 
 from neuron_store.abc import Publication
 from neuron_store.errors import ArtifactNotFound, PromoteError, TierError
@@ -28,6 +26,8 @@ from neuron_store.manifest.schema import (
     dump_manifest,
     load_manifest,
 )
+from tests.manifest import samples
+from tests.manifest.stores import DirectoryStore, key_of, publish
 
 
 def engine(*graphs: Graph, name: str = "dev0_7", world: int = 2, **options) -> Engine:
