@@ -28,7 +28,7 @@ __all__ = [
 
 
 def given_store(ctx: click.Context) -> ArtifactStore | None:
-    """A store that the caller of the command passed as its context's object."""
+    """The store that the caller of a command passed as its context's object, if it did."""
     return ctx.find_object(ArtifactStore)  # type: ignore[type-abstract]  # it is asked for by base
 
 

@@ -58,7 +58,10 @@ def prefetch(
     limit = None if budget is None else _parse_bytes(budget)
     engines = read_engines(manifests)
     total = len(graph_ranks(engines))
-    with given_store(ctx) or _open(tiers) as store, progress("fetching", total, as_json) as step:
+    with (
+        given_store(ctx) or _open(ctx, tiers) as store,
+        progress("fetching", total, as_json) as step,
+    ):
         found = bring(
             store, engines, workers=workers, budget=limit, progress=lambda graph: step(graph.size)
         )
@@ -115,7 +118,12 @@ def promote_by_manifest(
     return good
 
 
-def _open(tiers: Sequence[str]) -> ArtifactStore:
+def _open(ctx: click.Context, tiers: Sequence[str]) -> ArtifactStore:
+    session = ctx.find_root().obj
+    if not tiers and hasattr(session, "store"):
+        # The program's own options before the command, `--local` and `--tier`, say which store.
+        opened: ArtifactStore = session.store()
+        return opened
     from neuron_store import open_store  # noqa: PLC0415  (reads the settings)
 
     store: ArtifactStore = open_store(list(tiers)) if tiers else open_store()

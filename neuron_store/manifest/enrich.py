@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neuron_store.errors import HloError, NeuronStoreError
+from neuron_store.errors import HloError, InvalidArtifact, NeuronStoreError
 from neuron_store.manifest.hlo import read_output_shapes
 from neuron_store.neuron_layout import HLO_NAME, neff_name
 from neuron_store.streams import open_regular
@@ -36,8 +36,13 @@ def enrich(store: ArtifactStore, graphs: list[Graph]) -> list[Graph]:
     """The graphs with what the store says of them. What has vanished stays unsaid; never raises."""
     done = {}
     remote = []
+    # Where the last artifact lay, its siblings lie: asking the store for each, which looks through
+    # all files of an artifact, would take longer than everything else together.
+    root: str | None = None
     for graph in graphs:
-        known = _from_directory(store, graph)
+        known = None if root is None else _from_sibling(root, graph)
+        if known is None:
+            known, root = _from_directory(store, graph, root)
         if known is None:
             remote.append(graph)
         else:
@@ -49,35 +54,54 @@ def enrich(store: ArtifactStore, graphs: list[Graph]) -> list[Graph]:
     return [done[graph.graph_hash] for graph in graphs]
 
 
-def _from_directory(store: ArtifactStore, graph: Graph) -> Graph | None:
-    """Enriched from the artifact's own directory; None where the store shows none."""
+def _from_sibling(root: str, graph: Graph) -> Graph | None:
+    """Enriched from `<root>/<key>/`; None when the executable is not there under the usual name."""
+    key = graph.graph_hash
+    try:
+        return _from_files(graph, f"{root}/{key}", neff_name(key))
+    except Exception as error:  # noqa: BLE001  (the store will be asked, and says what is wrong)
+        logger.debug("graph %s is not at %s: %s", key, root, error)
+        return None
+
+
+def _from_directory(
+    store: ArtifactStore, graph: Graph, root: str | None
+) -> tuple[Graph | None, str | None]:
+    """Enriched from the artifact's own directory, and the directory's parent.
+
+    No graph where the store shows no directory.
+    """
     key = graph.graph_hash
     try:
         directory = store.path_of(key)
         if directory is None:
-            return None
-        name = neff_name(key)
+            return None, root
+        if directory.name == key:
+            root = str(directory.parent)
         try:
-            status = os.stat(f"{directory}/{name}", follow_symlinks=False)
+            return _from_files(graph, str(directory), neff_name(key)), root
         except FileNotFoundError:
             # Another compiler's, which names its executable otherwise.
             artifact = store.find(key)
             if artifact is None or artifact.executable is None:
-                return graph
-            name = artifact.executable
-            status = os.stat(f"{directory}/{name}", follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode):
-            return graph
-        return _described(
-            graph,
-            executable=name,
-            size=status.st_size,
-            created=_iso(status.st_mtime),
-            open_hlo=lambda: io.FileIO(open_regular(f"{directory}/{HLO_NAME}")),
-        )
+                return graph, root
+            return _from_files(graph, str(directory), artifact.executable), root
     except Exception as error:  # noqa: BLE001  (one graph's trouble must not cost the others)
         logger.warning("graph %s cannot be described: %s: %s", key, type(error).__name__, error)
-        return graph
+        return graph, root
+
+
+def _from_files(graph: Graph, directory: str, executable: str) -> Graph:
+    status = os.stat(f"{directory}/{executable}", follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArtifact(f"{directory}/{executable}", "not a regular file")
+    return _described(
+        graph,
+        executable=executable,
+        size=status.st_size,
+        created=_iso(status.st_mtime),
+        open_hlo=lambda: io.FileIO(open_regular(f"{directory}/{HLO_NAME}")),
+    )
 
 
 def _from_store(store: ArtifactStore, graph: Graph) -> Graph:
