@@ -25,11 +25,16 @@ install: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/neuron-store demo $(ARGS)
 
+export PYTHONDONTWRITEBYTECODE=
+
+# `make wheel` and `make examples` run those two files.
+APART := --ignore=tests/test_wheel.py --ignore=tests/test_examples.py
+
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(APART) $(ARGS)
 
 test-quick: $(STAMP)
-	@$(BIN)/python -m pytest -m 'not slow and not nfs and not bench' $(ARGS)
+	@$(BIN)/python -m pytest $(APART) -m 'not slow and not nfs and not bench' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -43,7 +48,7 @@ types: $(STAMP)
 	@$(BIN)/mypy
 
 wheel: $(STAMP)
-	@$(BIN)/python tests/check_wheel.py
+	@$(BIN)/python -m pytest -q tests/test_wheel.py
 
 examples: $(STAMP)
 	@$(BIN)/python -m pytest -q tests/test_examples.py $(ARGS)

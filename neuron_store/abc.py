@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 import attrs
 
+from neuron_store.artifact import check_key
 from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class ArtifactStore(abc.ABC):
 
         None when there is no complete artifact, or when the tier keeps no directories.
         """
-        del key
+        check_key(key)
         return None
 
     def get(self, key: str) -> Path:

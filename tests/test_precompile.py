@@ -185,15 +185,16 @@ from neuron_store.opening import open_store
 from neuron_store.precompile import precompile
 stub, graph, root = sys.argv[1:]
 compiler = NeuronxCompiler(stub)
-jobs = [
-    compiler.job(Path(graph), flags=["--target=trn2", "--stub-sleep=300", f"--stub-child={root}/{n}"])
-    for n in range(2)
-]
+jobs = []
+for n in range(2):
+    flags = ["--target=trn2", f"--verbose={n}", "--stub-sleep=300", f"--stub-child={root}/{n}"]
+    jobs.append(compiler.job(Path(graph), flags=flags))
 with open_store([], local=Path(root, "local")) as store:
     try:
         precompile(jobs, workers=2, store=store)
     except KeyboardInterrupt:
-        print("interrupted", list(store.keys()), sorted(p.name for p in Path(root, "local/.staging").iterdir()))
+        staged = sorted(p.name for p in Path(root, "local/.staging").iterdir())
+        print("interrupted", list(store.keys()), staged)
 """
 
 
@@ -207,13 +208,16 @@ def test_an_interrupt_ends_every_compiler_and_leaves_nothing(tmp_path):
         text=True,
     )
     notes = [tmp_path / "0", tmp_path / "1"]
-    for _ in range(1500):
-        if all(n.is_file() and len(n.read_text().split()) == 2 for n in notes):
-            break
-        time.sleep(0.02)
-    pids = [int(pid) for note in notes for pid in note.read_text().split()]
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    try:
+        for _ in range(1500):
+            if all(n.is_file() and len(n.read_text().split()) == 2 for n in notes):
+                break
+            time.sleep(0.02)
+        pids = [int(pid) for note in notes for pid in note.read_text().split()]
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert said == "interrupted [] []\n"
     for pid in pids:
         for _ in range(500):

@@ -111,6 +111,13 @@ def network_trouble(error: BaseException) -> Trouble | None:
     import ssl  # noqa: PLC0415
 
     for each in chain(error):
+        # aiohttp's, by name: this module is read where no client is installed.
+        if any(base.__name__ == "ConnectionTimeoutError" for base in type(each).__mro__):
+            return Trouble(
+                Kind.UNREACHABLE,
+                "no connection in time; check the endpoint and the network",
+                errno.ETIMEDOUT,
+            )
         if isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLEOFError):
             return tls_trouble()
         if isinstance(each, socket.gaierror):

@@ -28,6 +28,7 @@ from neuron_store.artifact import (
     MAX_RECORD_BYTES,
     RECORD_VERSION,
     Artifact,
+    check_artifact,
     check_key,
     is_key,
     load_record,
@@ -39,6 +40,7 @@ from neuron_store.errors import (
     NeuronStoreError,
     TierError,
 )
+from neuron_store.steps import step
 from neuron_store.streams import copy_stream
 from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader
 from neuron_store_backends._trouble import Exists, Missing
@@ -165,6 +167,9 @@ class ConditionalStore(ArtifactStore):
             self._note_damage(key)
             raise
 
+    def path_of(self, key: str) -> Path | None:
+        return super().path_of(check_key(key))
+
     def keys(self) -> Iterator[str]:
         prefix = f"{self.objects.root}/index"
         for path in sorted(self.objects.listing(prefix)):
@@ -234,8 +239,7 @@ class ConditionalStore(ArtifactStore):
         from neuron_store_backends._publishing import Publishing  # noqa: PLC0415  (most processes only read)
 
         del consume  # nothing to take over: the bytes travel
-        check_key(artifact.key)
-        return Publishing(self, artifact, source).run()
+        return Publishing(self, check_artifact(artifact), source).run()
 
     def delete(self, key: str) -> bool:
         """Remove the record, then what payload is older than the grace time.
@@ -245,7 +249,9 @@ class ConditionalStore(ArtifactStore):
         path = self.index_path(check_key(key))
         if self.objects.read(path, MAX_RECORD_BYTES, key=key) is None:
             return False
+        step("conditional.hide")
         self.objects.remove(path, key=key)
+        step("conditional.free")
         now = time.time()
         for stored_path, stored in self.objects.listing(self.payload_root(key), key=key).items():
             if stored.modified is None or now - stored.modified < self.grace:

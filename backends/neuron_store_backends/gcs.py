@@ -8,7 +8,9 @@ has a fixed MIME boundary that a payload may contain.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
+import hashlib
 import io
 import json
 import re
@@ -52,13 +54,15 @@ _BY_STATUS = {
     404: Trouble(Kind.MISSING, "not there", errno.ENOENT),
     408: Trouble(Kind.TRANSIENT, "the store waited too long for us", errno.ETIMEDOUT),
     409: Trouble(Kind.CONFLICT, "another writer is at work (409)"),
-    # An upload session that is gone is begun again.
-    410: Trouble(Kind.TRANSIENT, "the upload session was lost"),
+    410: Trouble(Kind.MISSING, "gone", errno.ENOENT),
     412: Trouble(Kind.PRECONDITION, "the condition did not hold"),
     416: Trouble(Kind.BEYOND, "the object ends before the range"),
     429: _BUSY,
     503: _BUSY,
 }
+# A session that ended well, its reply being lost, is told as one that never was.
+_LOST = Trouble(Kind.FATAL, "the upload session was lost")
+_AGAIN = Trouble(Kind.TRANSIENT, "the upload session was lost")
 _SLOW_DOWN = re.compile(rb'"(userR|r)ateLimitExceeded"')
 # 308 here means "go on", and is no redirect.
 _RESUME = 308
@@ -213,42 +217,81 @@ class GCSObjects(Objects):
             headers={"Content-Type": "application/json; charset=UTF-8"},
             body=metadata,
         )
-        session = headers["Location"]
+        session, sum_, told = headers["Location"], hashlib.md5(usedforsecurity=False), b""
 
         async def send(number: int, piece: bytes) -> None:
-            start = number * pieces.length
-            await self.tries(
-                "upload",
-                lambda now: self._chunk(now, session, start, piece, pieces.size),
-                seconds=self.times.stall_timeout,
-            )
+            start, tried = number * pieces.length, 0
+            await asyncio.to_thread(sum_.update, piece)
+
+            async def once(now: Any) -> None:
+                nonlocal tried, told
+                tried += 1
+                kept = start
+                if tried > 1:
+                    # After a lost reply only the server knows how far it got.
+                    kept, told = await self._in_session(
+                        now, session, f"bytes */{pieces.size}", b"", pieces.size
+                    )
+                last = start + len(piece) - 1
+                while kept <= last:
+                    if kept < start:
+                        raise _Refused(_LOST)
+                    content = f"bytes {kept}-{last}/{pieces.size}"
+                    kept, told = await self._in_session(
+                        now, session, content, piece[kept - start :], pieces.size
+                    )
+
+            await self.tries("upload", once, seconds=self.times.stall_timeout)
 
         try:
             # A session takes its pieces one after another.
             await pieces.each(send, width=1)
-        except BaseException:
+        except BaseException as error:
+            lost = [e for e in chain(error) if isinstance(e, _Refused) and e.trouble is _LOST]
+            if lost and await self.is_there(fs, path, pieces.size):
+                return
             await asyncio.shield(self._abort(fs, session))
+            if lost:
+                # Begun again from the start, once.
+                raise _Refused(_AGAIN) from error
             raise
+        await self._check(fs, path, told, pieces.size, sum_.digest())
 
-    async def _chunk(self, fs: Any, session: str, start: int, piece: bytes, size: int) -> None:
-        """Send one piece of a resumable upload; repeating it after a lost reply does no harm."""
-        last = start + len(piece) - 1
-        status, headers, _ = await self._send(
-            fs,
-            "PUT",
-            session,
-            headers={"Content-Range": f"bytes {start}-{last}/{size}"},
-            body=piece,
-        )
+    async def _in_session(
+        self, fs: Any, session: str, content: str, piece: bytes, size: int
+    ) -> tuple[int, bytes]:
+        """Send a piece of a resumable upload, or ask how far it got.
+
+        Gives the bytes that the server has of the whole, and its word on the object at the end.
+        """
+        try:
+            status, headers, data = await self._send(
+                fs, "PUT", session, headers={"Content-Range": content}, body=piece
+            )
+        except _Refused as error:
+            if error.trouble.kind in {Kind.MISSING, Kind.BEYOND, Kind.FATAL}:
+                raise _Refused(_LOST) from error
+            raise
         if status != _RESUME:
-            return
-        # The server may have kept less than it was sent.
+            return size, data
         kept = headers.get("Range", "")
-        until = int(kept.rsplit("-", 1)[1]) + 1 if "-" in kept else 0
-        if until <= start:
-            raise ConnectionError("the store kept nothing of a piece")
-        if until <= last:
-            await self._chunk(fs, session, until, piece[until - start :], size)
+        return (int(kept.rsplit("-", 1)[1]) + 1 if "-" in kept else 0), b""
+
+    async def _check(self, fs: Any, path: str, told: bytes, size: int, md5: bytes) -> None:
+        """A session resumed wrongly would put wrong bytes at a name that promises others."""
+        said = json.loads(told or b"{}")
+        if int(said.get("size", size)) == size and said.get("md5Hash") in {
+            None,
+            base64.b64encode(md5).decode(),
+        }:
+            return
+        generation = {"ifGenerationMatch": str(said["generation"])} if "generation" in said else {}
+        try:
+            await self._send(fs, "DELETE", self._object(fs, path), parameters=generation)
+        except _Refused as error:
+            if error.trouble.kind not in {Kind.MISSING, Kind.PRECONDITION}:
+                raise
+        raise _Refused(_AGAIN)
 
     async def _abort(self, fs: Any, session: str) -> None:
         try:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 import attrs
 
 from neuron_store.abc import ArtifactStore, Publication
-from neuron_store.artifact import Artifact, check_file_name, check_key, is_key, new_write_id
+from neuron_store.artifact import (
+    Artifact,
+    check_artifact,
+    check_file_name,
+    check_key,
+    is_key,
+    new_write_id,
+)
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
@@ -196,10 +203,7 @@ class RenamingStore(ArtifactStore):
     # -- writing --------------------------------------------------------------------------------
 
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
-        check_key(artifact.key)
-        for file in artifact.files:
-            check_file_name(file.name)
-        artifact = attrs.evolve(artifact, write_id=new_write_id())
+        artifact = attrs.evolve(check_artifact(artifact), write_id=new_write_id())
         with self._trouble("publish", artifact.key):
             step("publish.look")
             judged = self._judge(artifact, source)

@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "app", "run"]
 
+_HERE = "neuron_store.cli"
 COMMANDS = {
-    "demo": "neuron_store.cli.demo:demo",
-    "config": "neuron_store.cli.config:config",
-    "doctor": "neuron_store.cli.doctor:doctor",
-    "ls": "neuron_store.cli.looking:ls",
-    "show": "neuron_store.cli.looking:show",
-    "verify": "neuron_store.cli.looking:verify",
-    "fetch": "neuron_store.cli.moving:fetch",
-    "promote": "neuron_store.cli.moving:promote",
-    "compile": "neuron_store.cli.compiling:compile_",
+    "demo": (f"{_HERE}.demo:demo", "Show it all: twelve ranks on three nodes, two compiles."),
+    "config": (f"{_HERE}.config:config", "Print every setting, its value and where it came from."),
+    "doctor": (f"{_HERE}.doctor:doctor", "Measure every tier, and say whether it may be used."),
+    "ls": (f"{_HERE}.looking:ls", "List the artifacts in each tier."),
+    "show": (f"{_HERE}.looking:show", "Show an artifact's record, and what each tier answers."),
+    "verify": (f"{_HERE}.looking:verify", "Read every byte and check every digest."),
+    "fetch": (f"{_HERE}.moving:fetch", "Bring artifacts from the shared tiers to this node."),
+    "promote": (f"{_HERE}.moving:promote", "Publish local artifacts in the shared tiers."),
+    "compile": (f"{_HERE}.compiling:compile_", "Get a graph's artifact, or those of many."),
 }
-"""Command to where it is; imported when it is run or listed. The order is that of `--help`."""
+"""Command to where it is, imported when it is run, and its line in `--help`, in that order."""
 
 
 class LazyGroup(click.Group):
@@ -39,11 +40,17 @@ class LazyGroup(click.Group):
         del ctx
         return list(COMMANDS)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # From the table: click would import every command to ask it for its line.
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command

@@ -60,10 +60,10 @@ def demo(context: click.Context, session: Session, keep: Path | None) -> None:
         raise click.UsageError("demo makes its own tiers; leave --local and --tier out")
     _check_extra()
     out = session.out
-    with _terminable(), _tree(keep) as tree, out.progress("", STEPS) as begin:
+    with _terminable(), _tree(keep) as tree, out.progress("", STEPS) as bar:
 
         def tell(step: str) -> None:
-            begin(step)
+            bar.begin(step)
             if not out.interactive:
                 out.say(f"{step} ...")
 

@@ -73,9 +73,9 @@ def _examine(session: Session) -> Iterator[_Examined]:
 
     urls = [TierURL("local", str(session.local_root())), *session.tier_urls()]
     seconds = session.settings().tier_deadline
-    with session.out.progress("probing", len(urls)) as begin:
+    with session.out.progress("probing", len(urls)) as bar:
         for url in urls:
-            begin(url.location)
+            bar.begin(url.location)
             yield _examine_one(url, seconds)
 
 

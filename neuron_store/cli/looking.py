@@ -224,10 +224,10 @@ def verify(
         listed, trouble = (keys, None) if keys else _keys(session, tier)
         found += [trouble] if trouble is not None else []
         work += [(tier, key) for key in dict.fromkeys(listed)]
-    with out.progress("verifying", len(work)) as begin:
+    with out.progress("verifying", len(work)) as bar:
 
         def check(item: tuple[ArtifactStore, str]) -> _Seen:
-            begin(item[1])
+            bar.begin(item[1])
             return _verify(*item)
 
         found += each(check, work, workers=_READS_AT_ONCE)

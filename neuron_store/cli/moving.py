@@ -51,9 +51,9 @@ def fetch(context: click.Context, session: Session, keys: tuple[str, ...]) -> No
 
     wanted = [check_key(key) for key in dict.fromkeys(keys)]
     out, store, done = session.out, session.store(), list[_Fetched]()
-    with out.progress("fetching", len(wanted)) as begin:
+    with out.progress("fetching", len(wanted)) as bar:
         for key in wanted:
-            begin(key)
+            bar.begin(key)
             done.append(_fetch(store, key))
     good = all(each.path is not None for each in done)
     if out.json:
@@ -155,10 +155,10 @@ def promote(
         what = "the manifests list no graph" if manifests else "there is no artifact"
         out.say(f"nothing to promote from {store.local.location}: {what}")
     done: list[_Promoted] = []
-    with out.progress("promoting", len(wanted)) as begin:
+    with out.progress("promoting", len(wanted)) as bar:
 
         def one(key: str) -> list[_Promoted]:
-            begin(key)
+            bar.begin(key)
             return _promote(store, key, to)
 
         for answers in each(one, wanted, workers=_PROMOTIONS_AT_ONCE):

@@ -6,6 +6,7 @@ trusted: control characters are shown, not sent, and nothing in it is markup.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from neuron_store.cli.exits import PIPE_CLOSED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["SCHEMA", "Column", "Output", "human_bytes", "printable"]
+__all__ = ["SCHEMA", "Bar", "Column", "Output", "human_bytes", "printable"]
 
 SCHEMA = 1
 """Version of the JSON documents; fields may be added to a version, none changes or goes."""
@@ -169,13 +170,10 @@ class Output:
             pass
 
     @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Callable[[str], None]]:
-        """A bar on the terminal while `total` things are done; nothing when piped.
-
-        Yields a function to call with the name of each thing when it is begun.
-        """
+    def progress(self, what: str, total: int) -> Iterator[Bar]:
+        """A bar on the terminal while `total` things are done; nothing when piped."""
         if not self.interactive or total == 0:
-            yield lambda _: None
+            yield Bar(what)
             return
         from rich.console import Console  # noqa: PLC0415  (only a terminal needs it)
         from rich.progress import (  # noqa: PLC0415
@@ -196,16 +194,28 @@ class Output:
             console=Console(stderr=True),
             transient=True,
         )
+        task = shown.add_task(what, total=total)
         with shown:
-            task = shown.add_task(what, total=total)
-            begun = 0
+            yield Bar(what, lambda done, text: shown.update(task, completed=done, description=text))
 
-            def begin(name: str) -> None:
-                nonlocal begun
-                shown.update(task, completed=begun, description=f"{what} {printable(name)}".strip())
-                begun += 1
 
-            yield begin
+class Bar:
+    """Says how far the work has come. Safe from threads."""
+
+    def __init__(self, what: str, update: Callable[[int, str], None] | None = None) -> None:
+        """Args: what is done; update, called with how many are done and what to show."""
+        self._what = what
+        self._update = update
+        self._begun = itertools.count()
+
+    def begin(self, name: str) -> None:
+        """One more thing begins, and so an earlier one is done."""
+        self.at(next(self._begun), name)
+
+    def at(self, done: int, text: str) -> None:
+        """So many are done."""
+        if self._update is not None:
+            self._update(done, f"{self._what} {printable(text)}".strip())
 
 
 class LogToStderr(logging.Handler):

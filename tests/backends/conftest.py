@@ -5,7 +5,7 @@ import pytest
 from neuron_store import steps
 
 # The shared cases are no test module, so their asserts are rewritten on request.
-pytest.register_assert_rewrite("tests.backends.cases")
+pytest.register_assert_rewrite("tests.backends.cases", "tests.backends.fault_cases")
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +98,23 @@ def gcs_place(gcs_url, monkeypatch):
 
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     return GcsPlace(gcs_url)
+
+
+@pytest.fixture
+def azure_behind_faults(azurite_url, azure_place, monkeypatch):
+    """The place, its tier reaching it through the proxy; and the proxy's rules."""
+    from tests.servers.azurite import connection_string
+    from tests.servers.faults import FaultProxy
+
+    with FaultProxy(azurite_url) as proxy:
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(proxy.url))
+        yield azure_place, proxy.faults
+
+
+@pytest.fixture
+def gcs_behind_faults(gcs_url, gcs_place):
+    from tests.servers.faults import FaultProxy
+
+    with FaultProxy(gcs_url) as proxy:
+        gcs_place.endpoint = proxy.url
+        yield gcs_place, proxy.faults

@@ -17,13 +17,17 @@ class S3Place:
 
     forks = True
 
-    def __init__(self, client: Any, url: str, **options: Any) -> None:
+    def __init__(self, client: Any, url: str, *, bucket: str | None = None, **options: Any) -> None:
         self.client = client
         self.url = url
         self.options = options
-        self.bucket = f"b-{uuid.uuid4().hex[:20]}"
-        self.prefix = "team/cache"
-        client.create_bucket(Bucket=self.bucket)
+        name = f"b-{uuid.uuid4().hex[:20]}"
+        # SeaweedFS gives each bucket volumes of its own, of which it has few.
+        self.bucket = bucket or name
+        self.top = f"{name}/" if bucket else ""
+        self.prefix = f"{self.top}team/cache"
+        if bucket is None:
+            client.create_bucket(Bucket=self.bucket)
 
     def store(self, **options: Any) -> S3Store:
         return S3Store(
@@ -41,8 +45,10 @@ class S3Place:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path}")
 
     def paths(self) -> list[str]:
-        """Everything in the bucket: what lies outside the prefix shows as its full name."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        """Everything of this place: what lies outside the prefix shows as its full name."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.top
+        )
         names = [o["Key"] for page in pages for o in page.get("Contents", [])]
         return sorted(n.removeprefix(self.prefix + "/") for n in names)
 
@@ -62,7 +68,7 @@ class AzurePlace:
 
         from tests.servers.azurite import connection_string
 
-        self.container = f"c-{uuid.uuid4().hex[:20]}"
+        self.bucket = self.container = f"c-{uuid.uuid4().hex[:20]}"
         self.prefix = "team/cache"
         service = BlobServiceClient.from_connection_string(connection_string(url))
         self.client = service.create_container(self.container)
@@ -96,7 +102,7 @@ class GcsPlace:
     forks = True
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = self.endpoint = url
         self.bucket = f"b-{uuid.uuid4().hex[:20]}"
         self.prefix = "team/cache"
         self._ask("POST", "storage/v1/b?project=p", json.dumps({"name": self.bucket}).encode())
@@ -115,7 +121,7 @@ class GcsPlace:
 
         return GCSStore(
             f"{self.bucket}/{self.prefix}",
-            **{"endpoint_url": self.url, "anon": True, **options},
+            **{"endpoint_url": self.endpoint, "anon": True, **options},
         )
 
     def put(self, path: str, data: bytes) -> None:

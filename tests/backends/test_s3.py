@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 
 import pytest
 
@@ -18,6 +19,7 @@ from neuron_store_backends._options import Times
 from neuron_store_backends.s3 import S3Store
 from tests.backends.cases import CONTENTS, ConditionalCases, fill
 from tests.servers.moto import CREDENTIALS
+from tests.servers.processes import black_hole
 
 
 class TestMoto(ConditionalCases):
@@ -114,6 +116,15 @@ def test_a_peer_that_accepts_and_never_answers_ends_in_its_deadline(aws):
         )
         with pytest.raises(TierError, match="in time"):
             store.find("k")
+
+
+def test_dropped_packets_end_in_a_few_connect_timeouts(aws):
+    times = Times(connect_timeout=0.5)
+    with black_hole() as url:
+        began = time.monotonic()
+        with pytest.raises(TierError, match="no connection in time"):
+            S3Store("bucket/p", endpoint_url=url, times=times).find("k")
+        assert time.monotonic() - began < 15
 
 
 def test_no_error_repeats_a_credential(s3_place, moto, artifact, source):

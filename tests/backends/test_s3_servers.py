@@ -17,7 +17,7 @@ class TestSeaweed(ConditionalCases):
         from tests.backends.places import S3Place
         from tests.servers.seaweed import client
 
-        return S3Place(client(seaweed_url), seaweed_url)
+        return S3Place(client(seaweed_url), seaweed_url, bucket="warm-up")
 
     def race(self, place, source, tmp_path, method, processes=6, rounds=2):
         super().race(place, source, tmp_path, method, processes, rounds)

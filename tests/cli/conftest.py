@@ -101,3 +101,12 @@ def command():
         return result
 
     return run
+
+
+@pytest.fixture(scope="package")
+def server():
+    """An S3 server."""
+    from tests.servers.moto import MotoServer
+
+    with MotoServer() as running:
+        yield running

@@ -47,7 +47,8 @@ def test_help_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     loaded = set(result.stderr.split())
-    assert "neuron_store.cli.demo" in loaded
+    assert "neuron_store.cli.app" in loaded
+    assert "neuron_store.cli.demo" not in loaded
     heavy = {"rich", "fsspec", "s3fs", "cattrs", "filelock", "numpy", "neuron_store_backends"}
     assert not heavy & loaded
     assert "neuron_store.settings" not in loaded

@@ -118,14 +118,6 @@ def obey_modes() -> None:
         ctypes.CDLL(None).prctl(drop_capability, capability, 0, 0, 0)
 
 
-@pytest.fixture(scope="module")
-def server():
-    from tests.servers.moto import MotoServer
-
-    with MotoServer() as running:
-        yield running
-
-
 class TestBuckets:
     @pytest.fixture
     def env(self):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -30,14 +31,14 @@ class TestIree:
         pytest.importorskip("iree.compiler")
 
     def test_compiles_once_then_hits_then_fetches(self, cli, places, graph):
-        first = cli.json("compile", graph)
+        (first,) = cli.json("compile", graph)["artifacts"]
         assert first["outcome"] == "compiled"
         assert first["components"]["compiler"] == "iree"
         assert Path(first["path"]) == places.local / first["key"]
-        assert cli.json("compile", graph)["outcome"] == "hit"
+        assert cli.json("compile", graph)["artifacts"][0]["outcome"] == "hit"
         cli("promote", first["key"])
         shutil.rmtree(places.local)
-        again = cli.json("compile", graph)
+        (again,) = cli.json("compile", graph)["artifacts"]
         assert (again["key"], again["outcome"]) == (first["key"], "fetched")
 
     def test_piped_it_is_one_line(self, command, places, graph):
@@ -49,8 +50,9 @@ class TestIree:
         assert os.path.isfile(f"{path}/graph_{key}.vmfb")
 
     def test_a_flag_makes_another_artifact(self, cli, graph):
-        plain = cli.json("compile", graph)["key"]
-        assert cli.json("compile", graph, "--flag", "--iree-opt-level=O3")["key"] != plain
+        (plain,) = cli.json("compile", graph)["artifacts"]
+        document = cli.json("compile", graph, "--flag", "--iree-opt-level=O3")
+        assert document["artifacts"][0]["key"] != plain["key"]
 
     def test_a_failed_compile_shows_the_compilers_last_lines(self, command, places, graph):
         graph.write_text("func.func @main( {")
@@ -58,7 +60,7 @@ class TestIree:
         assert result.returncode == 1
         assert "error: compile of " in result.stderr
         assert "last lines of the compiler" in result.stderr
-        assert result.stdout == ""
+        assert result.stdout.split("\t")[1] == "failed"
 
     def test_compiling_forbidden_is_an_honest_no(self, command, places, graph):
         env = {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
@@ -66,6 +68,27 @@ class TestIree:
         result = command(*options, "compile", graph, env=env)
         assert result.returncode == 1
         assert f"{places.shared}: miss" in result.stderr
+
+    def test_many_jobs_where_one_that_fails_stops_no_other(self, command, places, graph, tmp_path):
+        (tmp_path / "broken.mlir").write_text("func.func @main( {")
+        lines = [
+            '{"compiler": "iree", "graph": "broken.mlir"}',
+            '{"compiler": "iree", "graph": "graph.mlir"}',
+            '{"compiler": "iree", "graph": "graph.mlir", "flags": "--iree-opt-level=O3"}',
+        ]
+        jobs = tmp_path / "jobs.jsonl"
+        jobs.write_text("\n".join(lines))
+        options = ["--local", places.local, "compile", "--jobs", jobs]
+        result = command(*options, "--workers", "2")
+        assert result.returncode == 1
+        outcomes = [line.split("\t")[1] for line in result.stdout.splitlines()]
+        assert outcomes == ["failed", "compiled", "compiled"]
+        assert result.stderr.splitlines()[-1].startswith("2 compiled, 1 failed; in ")
+        jobs.write_text("\n".join(lines[1:]))
+        result = command(*options, "--json")
+        document = json.loads(result.stdout)
+        assert [each["outcome"] for each in document["artifacts"]] == ["hit", "hit"]
+        assert document["ok"] is True
 
 
 class TestNeuronxCc:
@@ -108,3 +131,30 @@ def test_graph_that_is_not_there(command, tmp_path):
     result = command("compile", tmp_path / KEY)
     assert result.returncode == 2
     assert "does not exist" in result.stderr
+
+
+@pytest.mark.parametrize("extra", [[], ["--compiler", "iree"], ["--flag=-O1"]])
+def test_a_graph_or_a_jobs_file(cli, graph, tmp_path, extra):
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text("{}")
+    arguments = ["--jobs", jobs, *extra] if extra else [graph, "--jobs", jobs]
+    assert "Usage" in cli("compile", *arguments, status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an object"),
+        ('{"compiler": "iree", "graph": "nowhere.mlir"}', "is not there"),
+        ('{"compiler": "gcc", "graph": "graph.mlir"}', "no compiler 'gcc'"),
+        ('{"compiler": "iree", "graph": "graph.mlir", "flag": 1}', "unknown field 'flag'"),
+    ],
+)
+@pytest.mark.usefixtures("graph")
+def test_a_jobs_file_that_cannot_be_used(cli, tmp_path, line, piece):
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text(line)
+    result = cli("compile", "--jobs", jobs, status=2)
+    assert f"{jobs}, line 1: " in result.stderr
+    assert piece in result.stderr

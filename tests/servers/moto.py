@@ -11,10 +11,11 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-import attrs
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from tests.servers.faults import Fault, Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,62 +25,6 @@ CREDENTIALS = {
     "AWS_SECRET_ACCESS_KEY": "very-secret-testing",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
-
-
-@attrs.define
-class Fault:
-    """What happens to requests that match, the next `times` times (after `skip` of them)."""
-
-    action: str
-    """`answer`, `lose_reply`, `drop`, `truncate`, `corrupt`, `trickle`, `strip`, `hold`."""
-    method: str = ""
-    path: str = ""
-    """Part of the path and query."""
-    times: int = 1
-    skip: int = 0
-    status: str = "500 Internal Server Error"
-    code: str = "InternalError"
-    header: str = ""
-    """For `strip`: WSGI name of a request header, such as HTTP_IF_NONE_MATCH."""
-    released: threading.Event = attrs.field(factory=threading.Event)
-    """For `hold`: the answer waits for it."""
-    reached: threading.Event = attrs.field(factory=threading.Event)
-    """Set when the fault was used."""
-
-
-class Faults:
-    """The rules of one server, and a log of its requests."""
-
-    def __init__(self) -> None:
-        self.rules: list[Fault] = []
-        self.log: list[tuple[str, str]] = []
-        self.lock = threading.Lock()
-
-    def add(self, action: str, **facts: Any) -> Fault:
-        fault = Fault(action, **facts)
-        with self.lock:
-            self.rules.append(fault)
-        return fault
-
-    def clear(self) -> None:
-        with self.lock:
-            for rule in self.rules:
-                rule.released.set()
-            self.rules.clear()
-            self.log.clear()
-
-    def take(self, method: str, path: str) -> Fault | None:
-        with self.lock:
-            self.log.append((method, path))
-            for rule in self.rules:
-                if rule.times and rule.method in method and rule.path in path:
-                    if rule.skip:
-                        rule.skip -= 1
-                        continue
-                    rule.times -= 1
-                    rule.reached.set()
-                    return rule
-        return None
 
 
 class Exact:

@@ -39,6 +39,21 @@ def free_ports(count: int, *, twin: int = 0) -> list[int]:
     return found
 
 
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """An address at which packets are dropped: a listener whose queue is full and stays so."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0)
+            waiting.connect_ex(listener.getsockname())
+        time.sleep(0.1)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
 def answers(url: str) -> bool:
     """Whether an HTTP server is there, whatever it says."""
     try:
