@@ -52,7 +52,7 @@ def manifest() -> None:
     """What engines compiled: show, compare, merge, check and report.
 
     MANIFEST is a manifest.json, or a directory that is searched for them, such as the one that
-    VLLM_NEURON_MANIFEST_DIR named.
+    VLLM_NEURON_MANIFEST_DIR named. Each command takes --json.
     """
 
 
@@ -148,7 +148,8 @@ def _show_diff(found: ManifestDiff) -> None:
 @manifest.command()
 @click.argument("directory", type=_PATH)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
-def merge(directory: Path, *, output: Path | None) -> None:
+@_JSON
+def merge(directory: Path, *, output: Path | None, as_json: bool) -> None:
     """Merge the manifests of all engines below DIRECTORY into one."""
     engines = read_engines([directory])
     merged = merge_engines(engines)
@@ -157,7 +158,11 @@ def merge(directory: Path, *, output: Path | None) -> None:
         return
     with _writing(output):
         write_manifest(merged, output.absolute())
-    say(f"{len(engines)} manifests, {len(merged.graphs)} graphs -> {output}")
+    if as_json:
+        count = {"manifests": len(engines), "graphs": len(merged.graphs)}
+        print_json({"output": str(output), **count})
+    else:
+        say(f"{len(engines)} manifests, {len(merged.graphs)} graphs -> {output}")
 
 
 @manifest.command()
@@ -268,7 +273,8 @@ def _show_plan(found: Plan) -> None:
 @_MANY
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path))
 @click.option("--title", default="", help="Of the page; else the model's name.")
-def report(manifests: tuple[Path, ...], *, output: Path, title: str) -> None:
+@_JSON
+def report(manifests: tuple[Path, ...], *, output: Path, title: str, as_json: bool) -> None:
     """Write one self-contained HTML page; with two manifests it shows their differences."""
     engines = read_engines(manifests)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -284,7 +290,11 @@ def report(manifests: tuple[Path, ...], *, output: Path, title: str) -> None:
             staged.replace(output)
         finally:
             staged.unlink(missing_ok=True)
-    say(f"{output}: {len(page):,} characters")
+    if as_json:
+        count = {"manifests": len(engines), "bytes": len(page.encode())}
+        print_json({"output": str(output), **count})
+    else:
+        say(f"{output}: {len(page):,} characters")
 
 
 @contextmanager

@@ -231,6 +231,16 @@ def test_report_writes_a_page_in_one_step(tmp_path, one):
     assert {f.name for f in tmp_path.iterdir()} == {"dev0_7", "report.html"}
 
 
+def test_merge_and_report_tell_in_json_what_they_wrote(tmp_path, one):
+    for command, name in (("merge", "all.json"), ("report", "r.html")):
+        output = tmp_path / "out" / name
+        output.parent.mkdir(exist_ok=True)
+        told = json.loads(run("manifest", command, one.parent, "-o", output, "--json").output)
+        assert told["output"] == str(output)
+        assert told["manifests"] == 1
+        assert output.stat().st_size == told.get("bytes", output.stat().st_size)
+
+
 def test_a_report_that_cannot_be_written_says_where(one):
     result = run("manifest", "report", one, "-o", "/nowhere/at/all.html")
     assert result.exit_code == 2
