@@ -29,6 +29,11 @@ COMMANDS = {
     "fetch": (f"{_HERE}.moving:fetch", "Bring artifacts from the shared tiers to this node."),
     "promote": (f"{_HERE}.moving:promote", "Publish local artifacts in the shared tiers."),
     "compile": (f"{_HERE}.compiling:compile_", "Get a graph's artifact, or those of many."),
+    "prefetch": (f"{_HERE}.prefetch:prefetch", "Bring all graphs of manifests to this node."),
+    "manifest": (
+        f"{_HERE}.manifest:manifest",
+        "What engines compiled: show, compare, check, report.",
+    ),
 }
 """Command to where it is, imported when it is run, and its line in `--help`, in that order."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neuron_store.errors import ConfigError, InvalidKey, ReadOnlyTier, Unsupported
+from neuron_store.errors import ConfigError, InvalidKey, ManifestError, ReadOnlyTier, Unsupported
 
 if TYPE_CHECKING:
     from neuron_store.errors import NeuronStoreError
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 # What the caller has to put right in the command or the settings before another try can help.
-_CALLERS = (ConfigError, InvalidKey, ReadOnlyTier, Unsupported)
+_CALLERS = (ConfigError, InvalidKey, ManifestError, ReadOnlyTier, Unsupported)
 
 
 def exit_status(error: NeuronStoreError) -> int:

@@ -60,6 +60,7 @@ def test_only_what_the_caller_must_put_right_is_status_2(name):
     callers = {
         "ConfigError",
         "InvalidKey",
+        "ManifestError",
         "MissingExtra",
         "ReadOnlyTier",
         "UnknownScheme",
