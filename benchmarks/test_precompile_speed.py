@@ -6,9 +6,9 @@ import os
 import time
 
 import pytest
+
 from neuron_store.opening import open_store
 from neuron_store.policy import CompilePolicy
-
 from neuron_store.precompile import precompile
 
 pytest.importorskip("iree.compiler")
