@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from neuron_store.errors import ArtifactCorrupt, ConfigError, MissingExtra, Unsupported
@@ -24,17 +26,34 @@ __all__ = ["IreeProgram"]
 
 
 # IREE keeps one pool of threads for `local-task` in a process. A child of fork has the pool without
-# its threads, and waits for them for ever (measured, 3.13); the driver without threads works there.
+# its threads, and waits for them for ever: when it runs something there, and also when its garbage
+# collector frees a program of the parent's (both measured, 3.13). So a child uses the driver that
+# has no threads, and what it inherited is never freed.
 _threads_of: int | None = None
+_devices: dict[str, Any] = {}
+_contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _driver_here(driver: str) -> str:
+def _device(driver: str) -> Any:
     global _threads_of  # noqa: PLW0603  (a fact about the process)
-    if driver != "local-task":
-        return driver
-    if _threads_of is None:
-        _threads_of = os.getpid()
-    return driver if _threads_of == os.getpid() else "local-sync"
+    if driver == "local-task":
+        if _threads_of is None:
+            _threads_of = os.getpid()
+        elif _threads_of != os.getpid():
+            driver = "local-sync"
+    if driver not in _devices:
+        _devices[driver] = rt.get_driver(driver).create_default_device()
+    return _devices[driver]
+
+
+def _keep_inherited() -> None:
+    for inherited in (*_contexts, *_devices.values()):
+        # A reference that nobody holds: also the interpreter's end must not free it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+    _devices.clear()
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 class IreeProgram:
@@ -46,7 +65,7 @@ class IreeProgram:
     def __init__(self, file: Path, *, key: str, driver: str = "local-task") -> None:
         self.key = key
         try:
-            device = rt.get_driver(_driver_here(driver)).create_default_device()
+            device = _device(driver)
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"IREE has no driver {driver!r}: {error}") from error
         config = rt.Config(device=device)
@@ -59,6 +78,7 @@ class IreeProgram:
             raise ArtifactCorrupt(
                 key, os.fspath(file.parent), f"IREE cannot load {file.name}: {error}"
             ) from error
+        _contexts.add(context)
         self._pid = os.getpid()
         self._module = module
         self._bound = context.modules[module.name]

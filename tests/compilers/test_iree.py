@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -154,8 +155,14 @@ def test_in_a_forked_child_the_program_is_loaded_again(artifact):
     ones = np.ones((2, 3), "f4"), np.ones((3, 2), "f4")
     before = IreeCompiler().load(artifact)
     before.run("main", *ones)
+    gc.collect()
+    gc.disable()  # so that the child inherits a program that only the collector can free
+    dropped = IreeCompiler().load(artifact)
+    dropped.run("main", *ones)
+    del dropped
 
     def child():
+        gc.collect()
         try:
             before.run("main", *ones)
         except Unsupported:
@@ -163,6 +170,7 @@ def test_in_a_forked_child_the_program_is_loaded_again(artifact):
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
+    gc.enable()
     process.join(60)
     if process.exitcode is None:
         process.kill()
