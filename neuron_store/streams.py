@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import functools
 import hashlib
+import io
+import itertools
 import os
+import queue
 import stat
 import threading
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 import attrs
 
 from neuron_store.errors import ArtifactCorrupt, InvalidArtifact
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from types import TracebackType
 
     from neuron_store.artifact import ArtifactFile
 
@@ -22,6 +30,11 @@ __all__ = ["CHUNK", "copy_stream", "create_file", "digest_stream", "open_regular
 CHUNK = 4 << 20
 # Below this, starting a thread costs more than hashing beside the writing saves.
 _THREADED = 16 << 20
+_STRIDE = 8 << 20
+# Other file systems, kernels before 5.3, and files that the call does not take.
+_NOT_IN_KERNEL = frozenset(
+    {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+)
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -45,8 +58,8 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def create_file(path: str | os.PathLike[str]) -> int:
-    """A write-only descriptor of a new file; never one that exists, never through a link."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    """A descriptor of a new file, to write and read; never one that exists, nor through a link."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -96,7 +109,7 @@ def copy_stream(
         target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = create_file(target)
     try:
-        size, digest = _pump(stream, descriptor, file.size)
+        size, digest = _pump(stream, descriptor, file.size, sync=sync)
         if sync:
             os.fsync(descriptor)
     finally:
@@ -111,12 +124,20 @@ def copy_stream(
     return attrs.evolve(file, sha256=digest)
 
 
-def _pump(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
-    if expected >= _THREADED:
-        return _pump_threaded(stream, descriptor, expected)
+def _pump(stream: BinaryIO, descriptor: int, expected: int, *, sync: bool) -> tuple[int, str]:
+    if expected < _THREADED:
+        return _pump_small(stream, descriptor, expected)
+    with _Digester(descriptor) as digester:
+        size = _pump_in_kernel(stream, descriptor, expected, digester, sync=sync)
+        if size is None:
+            size = _pump_buffers(stream, descriptor, expected, digester, sync=sync)
+    return size, digester.hexdigest()
+
+
+def _pump_small(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
     digest, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(min(CHUNK, expected + 1)))
-    while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every binary stream has it  # type: ignore[union-attr]  # BinaryIO has it too
+    while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every binary stream has it
         size += count
         if size > expected:
             break
@@ -125,40 +146,118 @@ def _pump(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _pump_threaded(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, str]:
-    """As `_pump`, hashing one chunk on a second core while the next is read and written."""
-    digest, size, turn = hashlib.sha256(), 0, 0
-    buffers = [memoryview(bytearray(CHUNK)) for _ in range(2)]
-    todo: list[memoryview | None] = []
-    ready, done = threading.Semaphore(0), threading.Semaphore(2)
+def _pump_in_kernel(
+    stream: BinaryIO, descriptor: int, expected: int, digester: _Digester, *, sync: bool
+) -> int | None:
+    """Copy from file to file inside the kernel; None where this pair of files cannot."""
+    if not isinstance(stream, io.FileIO):
+        return None
+    source, size = stream.fileno(), 0
+    while size <= expected:
+        try:
+            count = os.copy_file_range(source, descriptor, _STRIDE)
+        except OSError as error:
+            if size == 0 and error.errno in _NOT_IN_KERNEL:
+                return None
+            raise
+        if not count:
+            break
+        # What is digested is what was written, read back from the page cache.
+        digester.add_range(size, count)
+        if sync:
+            _start_writing(descriptor, size, count)
+        size += count
+    return size
 
-    def work() -> None:
-        while True:
-            ready.acquire()
-            piece = todo.pop(0)
-            if piece is None:
-                return
-            digest.update(piece)
-            done.release()
 
-    worker = threading.Thread(target=work, name="neuron_store-digest", daemon=True)
-    worker.start()
+def _pump_buffers(
+    stream: BinaryIO, descriptor: int, expected: int, digester: _Digester, *, sync: bool
+) -> int:
+    size = 0
+    # At most two are waiting or being digested, so a third may be filled.
+    for buffer in itertools.cycle([memoryview(bytearray(CHUNK)) for _ in range(3)]):
+        count: int = stream.readinto(buffer)  # type: ignore[attr-defined]  # every binary stream has it
+        size += count
+        if not count or size > expected:
+            break
+        digester.add(buffer[:count])
+        write_all(descriptor, buffer[:count])
+        if sync:
+            _start_writing(descriptor, size - count, count)
+    return size
+
+
+class _Digester:
+    """Digests on a second core while the next piece is read and written."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._digest = hashlib.sha256()
+        self._pieces: queue.Queue[memoryview | tuple[int, int] | None] = queue.Queue(1)
+        self._error: BaseException | None = None
+        self._worker = threading.Thread(target=self._work, name="neuron_store-digest", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._worker.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pieces.put(None)
+        self._worker.join()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def add(self, piece: memoryview) -> None:
+        """Digest these bytes next; they must stay as they are for two more calls."""
+        self._pieces.put(piece)
+
+    def add_range(self, offset: int, count: int) -> None:
+        """Digest these bytes of the file next."""
+        self._pieces.put((offset, count))
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+    def _work(self) -> None:
+        buffer = memoryview(bytearray(CHUNK))
+        while (piece := self._pieces.get()) is not None:
+            if self._error is not None:
+                continue
+            try:
+                if isinstance(piece, memoryview):
+                    self._digest.update(piece)
+                else:
+                    self._digest_range(buffer, *piece)
+            except BaseException as error:  # noqa: BLE001  (raised again by the owner)
+                self._error = error
+
+    def _digest_range(self, buffer: memoryview, offset: int, count: int) -> None:
+        end = offset + count
+        while offset < end:
+            got = os.preadv(self._descriptor, [buffer[: min(CHUNK, end - offset)]], offset)
+            if not got:
+                raise OSError(errno.EIO, "a file that was just written reads short")
+            self._digest.update(buffer[:got])
+            offset += got
+
+
+@functools.cache
+def _sync_file_range() -> Callable[..., int] | None:
     try:
-        while True:
-            done.acquire()
-            buffer = buffers[turn]
-            turn ^= 1
-            count = stream.readinto(buffer)  # type: ignore[attr-defined]  # every binary stream has it
-            if not count:
-                break
-            size += count
-            if size > expected:
-                break
-            todo.append(buffer[:count])
-            ready.release()
-            write_all(descriptor, buffer[:count])
-    finally:
-        todo.append(None)
-        ready.release()
-        worker.join()
-    return size, digest.hexdigest()
+        call = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):  # not glibc on Linux
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return cast("Callable[..., int]", call)
+
+
+def _start_writing(descriptor: int, offset: int, count: int) -> None:
+    """Have the disk begin on these bytes now, so that the flush at the end finds less to do."""
+    call = _sync_file_range()
+    if call is not None:
+        call(descriptor, offset, count, 2)  # SYNC_FILE_RANGE_WRITE; only a hint, so no check
