@@ -116,6 +116,14 @@ class KeyLock(abc.ABC):
     def holder(self) -> HolderNote | None:
         """Who says that it holds the lock, for messages only; None when nobody says so."""
 
+    @abc.abstractmethod
+    def read_failures(self) -> bytes:
+        """What `write_failures` left for the processes that wait; empty when nothing."""
+
+    @abc.abstractmethod
+    def write_failures(self, data: bytes) -> None:
+        """Leave word of failed compiles to those who wait; empty takes it away. Best effort."""
+
     def __enter__(self) -> Self:
         self.acquire()
         return self

@@ -1,0 +1,140 @@
+"""Taking a whole directory away from its name, by one process only.
+
+A rename goes by name, so between judging a directory damaged and renaming it away another process
+may have put a good one in its place, and the good one would be taken away. Therefore nobody moves a
+directory without the claim that lies inside it: created exclusively, it travels with the
+directory, and while a live holder has it the name keeps meaning that directory. No lock and no
+wall clock is needed, which NFS without a lock daemon could not offer.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from neuron_store.steps import step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neuron_store_backends._entry import Entry
+
+__all__ = ["claim_and_move", "remove_tree"]
+
+_log = logging.getLogger(__name__)
+
+_CLAIM = ".neuron_store.claim"
+# A holder needs the claim for two system calls. One that this process sees unchanged for so long,
+# by its own monotonic clock, belongs to a process that died.
+CLAIM_SECONDS = 5.0
+
+
+def claim_and_move(entry: Entry, target: str, *, still: Callable[[], bool]) -> bool:
+    """Rename the entry's directory to `target`; False when somebody else did, or `still` says no.
+
+    Args:
+        entry: the open directory.
+        target: a path on the same file system that does not exist.
+        still: asked under the claim: should it be moved at all?
+
+    Raises:
+        OSError: the directory may not be written or moved.
+    """
+    identity = uuid.uuid4().hex.encode()
+    if not _claim(entry, identity):
+        return False
+    step("aside.claimed")
+    if not still() or not entry.is_at_path():
+        _unclaim(entry)
+        return False
+    step("aside.move")
+    try:
+        os.rename(entry.path, target)
+    except FileNotFoundError:
+        return False
+    moved = os.stat(target, follow_symlinks=False)
+    mine = os.fstat(entry.fd)
+    if (moved.st_dev, moved.st_ino) == (mine.st_dev, mine.st_ino):
+        return True
+    # Only a process that was stopped here for longer than CLAIM_SECONDS, and then overtaken, comes
+    # this way. What it took away goes back, unless a newer one has come in the meantime.
+    try:
+        os.rename(target, entry.path)
+    except OSError as error:
+        _log.warning("%s was moved to %s by mistake and stays there: %s", entry.path, target, error)
+    return False
+
+
+def _claim(entry: Entry, identity: bytes) -> bool:
+    seen, since = b"", time.monotonic()
+    while True:
+        try:
+            descriptor = os.open(
+                _CLAIM, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=entry.fd
+            )
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            return False  # the directory itself was removed
+        else:
+            try:
+                os.write(descriptor, identity)
+            finally:
+                os.close(descriptor)
+            return True
+        if not entry.is_at_path():
+            return False
+        current = _read_claim(entry)
+        now = time.monotonic()
+        if current != seen:
+            seen, since = current, now
+        elif now - since > CLAIM_SECONDS:
+            # Only one of those who take it over finds the name still there.
+            try:
+                os.rename(
+                    _CLAIM,
+                    f"{_CLAIM}.{uuid.uuid4().hex}",
+                    src_dir_fd=entry.fd,
+                    dst_dir_fd=entry.fd,
+                )
+            except FileNotFoundError:
+                pass
+            seen, since = b"", now
+            continue
+        time.sleep(0.02)
+
+
+def _read_claim(entry: Entry) -> bytes:
+    try:
+        descriptor = os.open(_CLAIM, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=entry.fd)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 64) or b"?"
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _unclaim(entry: Entry) -> None:
+    try:
+        os.unlink(_CLAIM, dir_fd=entry.fd)
+    except FileNotFoundError:
+        pass
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory that nobody needs, whatever vanishes from it meanwhile; logs trouble."""
+
+    def note(_call: object, name: str, info: tuple[object, BaseException, object]) -> None:
+        error = info[1]
+        if not (isinstance(error, OSError) and error.errno == errno.ENOENT):
+            _log.warning("cannot remove %s: %s", name, error)
+
+    shutil.rmtree(path, onerror=note)

@@ -1,0 +1,192 @@
+"""Assembling an artifact beside the published ones, until one rename shows it to everybody."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from neuron_store.artifact import RECORD_NAME, Artifact, ArtifactFile, dump_record
+from neuron_store.errors import ArtifactCorrupt
+from neuron_store.steps import step
+from neuron_store.streams import copy_stream, create_file, digest_stream, open_regular, write_all
+from neuron_store_backends._aside import remove_tree
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Staging", "sync_directory", "with_digests"]
+
+_log = logging.getLogger(__name__)
+
+
+class Staging:
+    """`<root>/.staging/<key>.<uuid>`, filled and flushed, the record written last.
+
+    Left without a rename it is removed; a source that was taken over is put back, so that a
+    compile's result survives a publish that failed.
+    """
+
+    def __init__(self, root: str, artifact: Artifact, source: Path, *, consume: bool) -> None:
+        self._root = root
+        self._source = source
+        self._consume = consume
+        self._taken = False
+        self._done = False
+        self.artifact = artifact
+        self.path = f"{root}/.staging/{artifact.key}.{uuid.uuid4().hex}"
+
+    def __enter__(self) -> Self:
+        try:
+            self._fill()
+        except BaseException:
+            self._clean()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clean()
+
+    def rename(self, final: str) -> None:
+        """The commit. Refuses a non-empty target with EEXIST or ENOTEMPTY."""
+        os.rename(self.path, final)
+        self._done = True
+
+    def settled(self) -> None:
+        """The rename turned out to have worked although it reported an error."""
+        self._done = True
+
+    def _fill(self) -> None:
+        os.makedirs(f"{self._root}/.staging", exist_ok=True)
+        step("stage.files")
+        if not (self._consume and self._take()):
+            self._copy()
+        step("stage.record")
+        descriptor = create_file(f"{self.path}/{RECORD_NAME}")
+        try:
+            write_all(descriptor, dump_record(self.artifact))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        step("stage.sync")
+        for folder in {os.path.dirname(f"{self.path}/{f.name}") for f in self.artifact.files}:
+            sync_directory(folder)
+        sync_directory(self.path)
+        step("stage.ready")
+
+    def _take(self) -> bool:
+        try:
+            os.rename(self._source, self.path)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return False
+            raise
+        self._taken = True
+        _remove_record(self.path)
+        files = []
+        for file in self.artifact.files:
+            descriptor = _open_source(self.path, file, self.artifact.key)
+            try:
+                if file.sha256 is None:
+                    with os.fdopen(os.dup(descriptor), "rb", buffering=0) as stream:
+                        files.append(attrs.evolve(file, sha256=digest_stream(stream)[1]))
+                else:
+                    files.append(file)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        self.artifact = attrs.evolve(self.artifact, files=tuple(files))
+        return True
+
+    def _copy(self) -> None:
+        os.mkdir(self.path)
+        files = []
+        for file in self.artifact.files:
+            step("stage.copy")
+            descriptor = _open_source(str(self._source), file, self.artifact.key)
+            with os.fdopen(descriptor, "rb", buffering=0) as stream:
+                files.append(
+                    copy_stream(
+                        stream,
+                        Path(self.path),
+                        file,
+                        key=self.artifact.key,
+                        location=str(self._source),
+                        sync=True,
+                    )
+                )
+        self.artifact = attrs.evolve(self.artifact, files=tuple(files))
+
+    def _clean(self) -> None:
+        if self._done:
+            return
+        if self._taken:
+            try:
+                _remove_record(self.path)
+                os.rename(self.path, self._source)
+            except OSError as error:
+                _log.warning("%s stays at %s: %s", self._source, self.path, error)
+        elif os.path.lexists(self.path):
+            remove_tree(self.path)
+
+
+def _remove_record(directory: str) -> None:
+    try:
+        os.unlink(f"{directory}/{RECORD_NAME}")
+    except FileNotFoundError:
+        pass
+
+
+def _open_source(directory: str, file: ArtifactFile, key: str) -> int:
+    try:
+        descriptor = open_regular(f"{directory}/{file.name}")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactCorrupt(key, directory, f"{file.name} is missing") from None
+    size = os.fstat(descriptor).st_size
+    if size != file.size:
+        os.close(descriptor)
+        raise ArtifactCorrupt(
+            key, directory, f"{file.name} has {size} bytes, the record says {file.size}"
+        )
+    return descriptor
+
+
+def with_digests(artifact: Artifact, source: Path) -> Artifact:
+    """The artifact with every digest known, computed from `source` where it was not.
+
+    Raises:
+        ArtifactCorrupt: a file is missing or of another size.
+    """
+    if artifact.has_digests:
+        return artifact
+    files = []
+    for file in artifact.files:
+        if file.sha256 is None:
+            descriptor = _open_source(str(source), file, artifact.key)
+            with os.fdopen(descriptor, "rb", buffering=0) as stream:
+                files.append(attrs.evolve(file, sha256=digest_stream(stream)[1]))
+        else:
+            files.append(file)
+    return attrs.evolve(artifact, files=tuple(files))
+
+
+def sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no fsync for directories; their rename is synchronous.
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(descriptor)

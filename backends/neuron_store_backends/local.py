@@ -1,0 +1,72 @@
+"""The node's own tier: a directory on a local disk, with the locks and the scratch space."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuron_store.abc import Publication
+from neuron_store.artifact import check_key
+from neuron_store.errors import LockTimeout, TierError
+from neuron_store.locks import FileKeyLock
+from neuron_store_backends.renaming import RenamingStore
+
+if TYPE_CHECKING:
+    from neuron_store.abc import KeyLock
+    from neuron_store.artifact import Artifact
+
+__all__ = ["LocalStore"]
+
+_log = logging.getLogger(__name__)
+
+
+class LocalStore(RenamingStore):
+    """The local tier.
+
+    The Neuron stack compiles in place, in `<root>/<key>/`, holding the key's lock. So a publish
+    here takes that lock too, lest it rename a directory that is being filled away.
+    """
+
+    scheme = "local"
+    lock_timeout = 600.0
+    """Seconds that a publish waits for somebody who holds the key's lock."""
+
+    def lock(self, key: str, timeout: float) -> KeyLock:
+        return FileKeyLock(self._root, key, timeout)
+
+    def scratch(self, key: str) -> Path:
+        path = Path(self._root, ".staging", f"{check_key(key)}.{uuid.uuid4().hex}")
+        with self._trouble("scratch", key):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not 0700: a publish renames it into place, and its mode stays.
+            path.mkdir()
+        return path
+
+    def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
+        lock = self.lock(artifact.key, self.lock_timeout)
+        deadline, pause = time.monotonic() + self.lock_timeout, 0.005
+        while True:
+            try:
+                if lock.try_acquire():
+                    break
+            except TierError as error:
+                # No flock on this file system: the rename alone keeps the data right.
+                _log.debug("publishing %s without its lock: %s", artifact.key, error)
+                return super().publish(artifact, source, consume=consume)
+            with self._trouble("publish", artifact.key):
+                judged = self._judge(artifact, source)
+            if judged in {Publication.PRESENT, Publication.CONFLICT}:
+                return judged
+            if time.monotonic() > deadline:
+                raise LockTimeout(
+                    artifact.key, self.location, self.lock_timeout, str(lock.holder() or "unknown")
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+        try:
+            return super().publish(artifact, source, consume=consume)
+        finally:
+            lock.release()

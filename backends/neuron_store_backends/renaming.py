@@ -1,0 +1,369 @@
+"""Publishing by rename: for the local disk and for POSIX mounts (NFS, FSx for Lustre, EFS).
+
+An artifact is assembled in `<root>/.staging/`, flushed to the disk, its record written last, and
+the directory renamed to `<root>/<key>/`. The rename refuses a non-empty target, which is what
+makes the first writer win; the record is always inside before it, and the final path is never
+made beforehand. Files are read and written with the operating system's own calls and not through
+fsspec: it cannot refuse links, flush, or read through a directory's descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+import attrs
+
+from neuron_store.abc import ArtifactStore, Publication
+from neuron_store.artifact import Artifact, check_file_name, check_key, is_key, new_write_id
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    ConfigError,
+    NeuronStoreError,
+    TierError,
+)
+from neuron_store.neuron_layout import metadata_key
+from neuron_store.steps import step
+from neuron_store.streams import copy_stream
+from neuron_store_backends._aside import claim_and_move, remove_tree
+from neuron_store_backends._entry import Entry
+from neuron_store_backends._staging import Staging, sync_directory, with_digests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neuron_store.abc import TierReport
+    from neuron_store.tier_url import TierURL
+
+__all__ = ["RenamingStore"]
+
+_log = logging.getLogger(__name__)
+
+# A peer's rename or unlink on NFS (ESTALE), a server at its limits (EBUSY, EAGAIN): worth another
+# try, and soon over.
+_PASSING = frozenset({errno.ESTALE, errno.EBUSY, errno.EAGAIN, errno.EINTR})
+_TRIES = 6
+# NFS may answer from its negative cache for acdirmin seconds (30 by default) that a name is not
+# there which a rename has just found taken.
+_VISIBLE_SECONDS = 40.0
+
+
+class RenamingStore(ArtifactStore):
+    """A directory of artifacts on one file system."""
+
+    scheme = "posix"
+
+    def __init__(self, root: str | os.PathLike[str], *, name: str | None = None) -> None:
+        """Args: root, an absolute directory, made when first written to; name, for tables."""
+        text = os.path.expanduser(os.fspath(root))
+        if not os.path.isabs(text) or "\0" in text:
+            raise ConfigError(f"tier root {text[:200]!r} is not an absolute path")
+        self._root = os.path.normpath(text)
+        self._name = name
+
+    @classmethod
+    def from_url(cls, url: TierURL) -> Self:
+        """Open the tier that a URL names."""
+        url.checked_options(())
+        return cls(url.address, name=url.name)
+
+    @property
+    def root(self) -> Path:
+        """The directory whose entries are the artifacts."""
+        return Path(self._root)
+
+    @property
+    def location(self) -> str:
+        return self._root
+
+    @property
+    def name(self) -> str:
+        return self._name or self.location
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def find(self, key: str) -> Artifact | None:
+        check_key(key)
+        with self._trouble("find", key):
+            for attempt in range(_TRIES):
+                try:
+                    with Entry(self._root, key) as entry:
+                        artifact = entry.artifact()
+                        # None may be half of the old and half of the new when the directory was
+                        # exchanged during the look; then look again.
+                        if artifact is not None or entry.is_at_path():
+                            return artifact
+                except (FileNotFoundError, NotADirectoryError):
+                    return None
+                except OSError as error:
+                    if error.errno not in _PASSING or attempt == _TRIES - 1:
+                        raise
+                    time.sleep(0.01 * 2**attempt)
+        return None
+
+    def path_of(self, key: str) -> Path | None:
+        return None if self.find(key) is None else Path(self._root, key)
+
+    def open_file(self, key: str, name: str) -> BinaryIO:
+        check_key(key)
+        check_file_name(name)
+        with self._trouble("open", key), self._entry(key) as (entry, artifact):
+            if artifact.file(name) is None:
+                raise ArtifactNotFound(key, f"{self.location} (it has no file {name})")
+            return os.fdopen(entry.open(name), "rb")
+
+    def fetch(self, key: str, into: Path) -> Artifact:
+        check_key(key)
+        with self._trouble("fetch", key):
+            try:
+                return self._copy_out(key, into)
+            except ArtifactCorrupt:
+                # Read twice before a shared entry is taken from everybody: the first time the
+                # network or this machine may have been at fault.
+                _empty(into)
+                try:
+                    return self._copy_out(key, into)
+                except ArtifactCorrupt:
+                    self._try_quarantine(key)
+                    raise
+
+    def _copy_out(self, key: str, into: Path) -> Artifact:
+        with self._entry(key) as (entry, artifact):
+            files = []
+            for file in artifact.files:
+                with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
+                    files.append(copy_stream(stream, into, file, key=key, location=self.location))
+        return attrs.evolve(artifact, files=tuple(files))
+
+    def verify(self, key: str) -> Artifact:
+        artifact = super().verify(key)
+        with self._trouble("verify", key):
+            if artifact.compiler == "neuronx-cc":
+                metadata_key(Path(self._root, key), key, self.location)
+        return artifact
+
+    def keys(self) -> Iterator[str]:
+        with self._trouble("list"):
+            try:
+                with os.scandir(self._root) as entries:
+                    names = [e.name for e in entries if is_key(e.name)]
+            except FileNotFoundError:
+                return
+        for name in names:
+            try:
+                if self.find(name) is not None:
+                    yield name
+            except ArtifactCorrupt:
+                continue
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
+        check_key(artifact.key)
+        for file in artifact.files:
+            check_file_name(file.name)
+        artifact = attrs.evolve(artifact, write_id=new_write_id())
+        with self._trouble("publish", artifact.key):
+            step("publish.look")
+            judged = self._judge(artifact, source)
+            if judged in {Publication.PRESENT, Publication.CONFLICT}:
+                return judged
+            with Staging(self._root, artifact, source, consume=consume) as staging:
+                return self._commit(staging)
+
+    def _judge(self, artifact: Artifact, source: Path) -> Publication | None:
+        """What a publish meets: PRESENT, CONFLICT, REPAIRED (it must repair), None (nothing)."""
+        key = artifact.key
+        try:
+            existing = self.find(key)
+        except ArtifactCorrupt:
+            return Publication.REPAIRED
+        if existing is None:
+            return Publication.REPAIRED if os.path.lexists(f"{self._root}/{key}") else None
+        try:
+            theirs = existing if existing.has_digests else self.verify(key)
+        except (ArtifactCorrupt, ArtifactNotFound):
+            return self._judge(artifact, source)
+        mine = with_digests(artifact, source)
+        return Publication.PRESENT if theirs.same_bytes(mine) else Publication.CONFLICT
+
+    def _commit(self, staging: Staging) -> Publication:
+        artifact, final = staging.artifact, f"{self._root}/{staging.artifact.key}"
+        repaired = False
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        passing = 0
+        while True:
+            repaired = repaired or os.path.lexists(final)
+            step("publish.rename")
+            try:
+                staging.rename(final)
+            except OSError as error:
+                # A retransmitted NFS rename reports an error though the first one worked.
+                if self._is_ours(artifact):
+                    staging.settled()
+                elif error.errno in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+                    answer = self._make_way(artifact, staging.path, deadline)
+                    if answer is not None:
+                        return answer
+                    repaired = True
+                    continue
+                elif error.errno in _PASSING and passing < _TRIES:
+                    passing += 1
+                    time.sleep(0.02 * 2**passing)
+                    continue
+                else:
+                    raise
+            step("publish.renamed")
+            sync_directory(self._root)
+            step("publish.done")
+            return Publication.REPAIRED if repaired else Publication.CREATED
+
+    def _make_way(self, artifact: Artifact, staged: str, deadline: float) -> Publication | None:
+        """Something is at the final path: the publish's answer, or None when it may try again."""
+        judged = self._judge(artifact, Path(staged))
+        if judged in {Publication.PRESENT, Publication.CONFLICT}:
+            return judged
+        if judged is Publication.REPAIRED:
+            self._quarantine(artifact.key)
+            return None
+        # The rename met something that a look-up does not see: gone since, or hidden by NFS.
+        if artifact.key not in os.listdir(self._root):
+            return None
+        if time.monotonic() > deadline:
+            raise TierError(
+                self.location,
+                "publish",
+                f"the name is taken, and what is there stayed invisible for {_VISIBLE_SECONDS:g} s",
+                key=artifact.key,
+            )
+        time.sleep(0.25)
+        return None
+
+    def _is_ours(self, artifact: Artifact) -> bool:
+        try:
+            there = self.find(artifact.key)
+        except NeuronStoreError:
+            return False
+        return there is not None and there.write_id == artifact.write_id
+
+    def _quarantine(self, key: str) -> None:
+        """Take a damaged entry away from its name. Whoever else does it, or repairs it, is fine."""
+        final = f"{self._root}/{key}"
+        target = f"{self._root}/.quarantine/{key}.{uuid.uuid4().hex}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+
+        try:
+            entry = Entry(self._root, key)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            # A stranger's file or link under a key's name: one rename takes the name itself.
+            try:
+                os.rename(final, target)
+            except FileNotFoundError:
+                pass
+            return
+        with entry:
+            claim_and_move(entry, target, still=lambda: self._damaged(entry))
+
+    def _try_quarantine(self, key: str) -> None:
+        try:
+            self._quarantine(key)
+        except (OSError, NeuronStoreError) as error:
+            _log.warning("damaged artifact %s at %s stays in place: %s", key, self.location, error)
+
+    def _damaged(self, entry: Entry) -> bool:
+        try:
+            if entry.artifact() is None:
+                return True
+            self.verify(entry.key)
+        except (ArtifactCorrupt, ArtifactNotFound):
+            return True
+        return False
+
+    def delete(self, key: str) -> bool:
+        check_key(key)
+        with self._trouble("delete", key):
+            target = f"{self._root}/.staging/{key}.{uuid.uuid4().hex}"
+            try:
+                with Entry(self._root, key) as entry:
+                    if not self._holds_artifact(entry):
+                        return False
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    step("delete.hide")
+                    gone = claim_and_move(entry, target, still=lambda: True)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if gone:
+                step("delete.free")
+                remove_tree(target)
+            return gone
+
+    @staticmethod
+    def _holds_artifact(entry: Entry) -> bool:
+        # An incomplete directory without a record may be a compile of the Neuron stack at work.
+        try:
+            return entry.artifact() is not None
+        except ArtifactCorrupt:
+            return True
+
+    # -- the rest -------------------------------------------------------------------------------
+
+    def probe(self) -> TierReport:
+        from neuron_store_backends._probe_renaming import probe  # noqa: PLC0415  (only doctor)
+
+        with self._trouble("probe"):
+            return probe(self, self._root)
+
+    @contextmanager
+    def _entry(self, key: str) -> Iterator[tuple[Entry, Artifact]]:
+        try:
+            entry = Entry(self._root, key)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ArtifactNotFound(key, self.location) from None
+        with entry:
+            artifact = entry.artifact()
+            if artifact is None:
+                raise ArtifactNotFound(key, self.location)
+            yield entry, artifact
+
+    @contextmanager
+    def _trouble(self, operation: str, key: str | None = None) -> Iterator[None]:
+        """Let only our own errors escape."""
+        try:
+            yield
+        except NeuronStoreError:
+            raise
+        except OSError as error:
+            raise TierError(
+                self.location, operation, _remedy(error), key=key, code=error.errno
+            ) from error
+
+
+def _remedy(error: OSError) -> str:
+    what = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+    hint = {
+        errno.EACCES: "give this user the right to write there, or name another root",
+        errno.EPERM: "give this user the right to write there, or name another root",
+        errno.EROFS: "the file system is mounted read-only; mount it rw or add ?read_only=1",
+        errno.ENOSPC: "the disk is full; free space (neuron-store gc) or name another root",
+        errno.EDQUOT: "the quota is used up; free space (neuron-store gc) or raise it",
+        errno.ENOTDIR: "a part of the path is not a directory",
+        errno.ESTALE: "the mount lost track of the file; mount it again if that goes on",
+    }.get(error.errno or 0)
+    return f"{what}; {hint}" if hint else what
+
+
+def _empty(directory: Path) -> None:
+    for left in directory.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            remove_tree(str(left))
+        else:
+            left.unlink()

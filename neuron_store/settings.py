@@ -1,0 +1,177 @@
+"""Where artifacts are kept, by environment and settings file, and where each value came from."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neuron_store.errors import ConfigError
+from neuron_store.policy import CompilePolicy
+from neuron_store.tier_url import TierURL, parse_tier_url
+from neuron_store.variables import VARIABLES, Sources, warn_about_strangers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Settings", "compile_cache_dir", "filesystem_type", "load_settings"]
+
+_log = logging.getLogger(__name__)
+
+_SUBDIRECTORY = Path("neuron", "compile_cache")
+_told_about_home = False
+
+
+@attrs.frozen
+class Settings:
+    """What `open_store()` and the command line go by."""
+
+    local_root: Path
+    tiers: tuple[TierURL, ...]
+    policy: CompilePolicy
+    tier_deadline: float
+    manifest_dir: str | None
+    workers: int
+    values: Mapping[str, tuple[Any, str]]
+    """Variable to (value, where it came from)."""
+    file: str | None = None
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check every setting.
+
+    Raises:
+        ConfigError: names the variable, or the file and its key, the value and the remedy.
+    """
+    environ = os.environ if environ is None else environ
+    warn_about_strangers(environ)
+    sources = Sources.load(environ)
+    values = {name: sources.read(name) for name in VARIABLES}
+    urls: list[TierURL] = []
+    for name in ("NEURON_LIBTORCH_REMOTE_CACHE", "NEURON_STORE_TIERS"):
+        value = values[name][0]
+        entries = [(value, {})] if isinstance(value, str) else value or ()
+        for text, options in entries:
+            try:
+                url = parse_tier_url(text, options)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
+            # Naming one tier in both variables is no reason to ask it twice.
+            if all(url.location != known.location for known in urls):
+                urls.append(url)
+    return Settings(
+        local_root=compile_cache_dir(sources),
+        tiers=tuple(urls),
+        policy=CompilePolicy.from_sources(sources),
+        tier_deadline=values["NEURON_STORE_TIER_DEADLINE"][0],
+        manifest_dir=values["VLLM_NEURON_MANIFEST_DIR"][0],
+        workers=values["NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS"][0],
+        values=values,
+        file=sources.path,
+    )
+
+
+def compile_cache_dir(sources: Sources) -> Path:
+    """The local tier's root.
+
+    `$VLLM_CACHE_ROOT/neuron/compile_cache` when that is set; else below `~/.cache/vllm`; else, with
+    the home on a network file system, below `/tmp/vllm_neuron_wdir_$USER`.
+
+    Raises:
+        ConfigError: the directory under /tmp is not safely this user's own.
+    """
+    root, _ = sources.read("VLLM_CACHE_ROOT")
+    if root is not None:
+        path = Path(os.path.expanduser(root))
+        return path.absolute() / _SUBDIRECTORY
+    home = Path(sources.environ.get("HOME") or os.path.expanduser("~"))
+    kind = filesystem_type(home)
+    if not (kind.startswith("nfs") or kind == "lustre"):
+        return home / ".cache" / "vllm" / _SUBDIRECTORY
+    fallback = Path(f"/tmp/vllm_neuron_wdir_{_user(sources.environ)}")  # noqa: S108  (checked below)
+    _tell_about_home(home, kind, fallback)
+    own_directory(fallback)
+    return fallback / _SUBDIRECTORY
+
+
+def _user(environ: Mapping[str, str]) -> str:
+    try:
+        user = environ.get("USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container's uid without an entry in passwd
+        user = str(os.getuid())
+    if not user.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise ConfigError(
+            f"USER={user[:80]!r} cannot be part of a directory's name; set VLLM_CACHE_ROOT"
+        )
+    return user
+
+
+def _tell_about_home(home: Path, kind: str, fallback: Path) -> None:
+    global _told_about_home  # noqa: PLW0603  (once a process)
+    if not _told_about_home:
+        _told_about_home = True
+        _log.warning(
+            "%s is on %s, unfit for the local tier; using %s (set VLLM_CACHE_ROOT to choose)",
+            home,
+            kind,
+            fallback,
+        )
+
+
+def own_directory(path: Path) -> None:
+    """Make a directory that only this user can use, or make sure that an existing one is that.
+
+    In a directory like /tmp anybody could have made it first, or put a link there.
+
+    Raises:
+        ConfigError: it is a symbolic link, somebody else's, or open to others.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; set VLLM_CACHE_ROOT") from error
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise ConfigError(f"{path} is a symbolic link; remove it, or set VLLM_CACHE_ROOT")
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{path} is not a directory; remove it, or set VLLM_CACHE_ROOT")
+    if found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{path} belongs to uid {found.st_uid}, not to this user (uid {os.getuid()}): whoever "
+            "owns it could plant artifacts; set VLLM_CACHE_ROOT to a directory of your own"
+        )
+    if found.st_mode & 0o022:
+        raise ConfigError(
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}); "
+            f"run: chmod 700 {path}"
+        )
+
+
+def filesystem_type(path: Path) -> str:
+    """The type of the file system that `path` is on, as in /proc/mounts; empty when unknown."""
+    try:
+        real = os.path.realpath(path)
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.readlines()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        try:
+            mount = fields.split()[4].encode().decode("unicode_escape")
+            found = rest.split()[0]
+        except (IndexError, UnicodeDecodeError):
+            continue
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        # Of two mounts on one directory the later one is seen.
+        if inside and len(mount) >= best:
+            best, kind = len(mount), found
+    return kind

@@ -1,0 +1,262 @@
+"""Every setting's variable: its name in the environment and in the file, its default, its form."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neuron_store.errors import ConfigError
+from neuron_store.tier_url import parse_bool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["CONFIG_VARIABLE", "VARIABLES", "Sources", "Variable", "warn_about_strangers"]
+
+_log = logging.getLogger(__name__)
+
+CONFIG_VARIABLE = "NEURON_STORE_CONFIG"
+
+
+def _seconds(value: Any, what: str) -> float:
+    try:
+        seconds = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not (0 < seconds < math.inf):
+        raise ConfigError(f"{what}={value!r} is not a positive number of seconds")
+    return seconds
+
+
+def _count(value: Any, what: str) -> int:
+    try:
+        count = int(str(value), 10) if not isinstance(value, bool) else 0
+    except ValueError:
+        count = 0
+    if not 1 <= count <= 10_000:
+        raise ConfigError(f"{what}={value!r} is not a whole number from 1 to 10000")
+    return count
+
+
+def _flag(value: Any, what: str) -> bool:
+    return parse_bool(value, what=what)
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ConfigError(f"{what}={value!r} is not a string")
+    return value
+
+
+def _promote(value: Any, what: str) -> str:
+    if value not in {"auto", "explicit"}:
+        raise ConfigError(f"{what}={value!r} is neither 'auto' nor 'explicit'")
+    return str(value)
+
+
+def _tiers(value: Any, what: str) -> tuple[tuple[str, Mapping[str, str]], ...]:
+    """White-space separated URLs, or (in the file) a list of URLs and tables with a `url`."""
+    if isinstance(value, str):
+        return tuple((url, {}) for url in value.split())
+    if not isinstance(value, list):
+        raise ConfigError(f"{what} is neither a string of URLs nor a list")
+    tiers: list[tuple[str, Mapping[str, str]]] = []
+    for entry in value:
+        if isinstance(entry, str):
+            tiers.append((entry, {}))
+        elif isinstance(entry, dict) and isinstance(entry.get("url"), str):
+            options = {k: str(v) for k, v in entry.items() if k != "url"}
+            tiers.append((entry["url"], options))
+        else:
+            raise ConfigError(f"{what}: each tier is a URL or a table with a 'url'")
+    return tuple(tiers)
+
+
+@attrs.frozen
+class Variable:
+    """One setting."""
+
+    name: str
+    """In the environment."""
+    field: str
+    """In the TOML file."""
+    default: Any
+    parse: Callable[[Any, str], Any]
+    """(value, what to call it in a `ConfigError`) to the setting's value."""
+    about: str
+
+
+VARIABLES = {
+    v.name: v
+    for v in (
+        Variable(
+            "VLLM_CACHE_ROOT",
+            "cache_root",
+            None,
+            _text,
+            "vLLM cache root; the local tier is <it>/neuron/compile_cache",
+        ),
+        Variable(
+            "NEURON_LIBTORCH_REMOTE_CACHE",
+            "remote_cache",
+            None,
+            _text,
+            "first shared tier: a path or a URL",
+        ),
+        Variable(
+            "NEURON_STORE_TIERS",
+            "tiers",
+            (),
+            _tiers,
+            "shared tiers in order, white-space separated URLs",
+        ),
+        Variable(
+            "NEURON_LIBTORCH_DISABLE_COMPILE_CACHE",
+            "disable_compile_cache",
+            False,
+            _flag,
+            "no cache at all: each process compiles on its own",
+        ),
+        Variable(
+            "NEURON_LIBTORCH_COMPILATION_TIMEOUT",
+            "compilation_timeout",
+            600.0,
+            _seconds,
+            "seconds to wait for another process's compile",
+        ),
+        Variable(
+            "VLLM_NEURON_DISABLE_WARMUP_COMPILE",
+            "disable_warmup_compile",
+            False,
+            _flag,
+            "a miss in every tier is an error instead of a compile",
+        ),
+        Variable(
+            "VLLM_NEURON_MANIFEST_DIR",
+            "manifest_dir",
+            None,
+            _text,
+            "directory of ledgers and manifests; unset: none are written",
+        ),
+        Variable(
+            "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS",
+            "parallel_compile_workers",
+            8,
+            _count,
+            "compiles at once in a precompile, memory permitting",
+        ),
+        Variable(
+            "NEURON_STORE_COMPILE_ATTEMPTS",
+            "compile_attempts",
+            2,
+            _count,
+            "compiles in all before those who wait get the error",
+        ),
+        Variable(
+            "NEURON_STORE_TIER_DEADLINE",
+            "tier_deadline",
+            30.0,
+            _seconds,
+            "seconds that tiers in trouble may cost a key in all",
+        ),
+        Variable(
+            "NEURON_STORE_PROMOTE",
+            "promote",
+            "explicit",
+            _promote,
+            "'auto' promotes each artifact after its compile",
+        ),
+        Variable(
+            "NEURON_STORE_FLEET_LEASE",
+            "fleet_lease",
+            False,
+            _flag,
+            "one node in the fleet compiles a key, the others wait and fetch",
+        ),
+    )
+}
+
+# Variables of the Neuron stack's other releases and libraries, with what to set instead.
+_STRANGERS = {
+    "NEURON_COMPILE_CACHE_URL": "NEURON_STORE_TIERS",
+    "NEURON_LIBTORCH_CACHE_ROOT": "VLLM_CACHE_ROOT",
+    "NEURON_LIBTORCH_ASSERT_CACHE_HIT": "VLLM_NEURON_DISABLE_WARMUP_COMPILE",
+    "VLLM_NEURON_ASSERT_CACHE_HIT": "VLLM_NEURON_DISABLE_WARMUP_COMPILE",
+    "VLLM_NEURON_REMOTE_CACHE": "NEURON_LIBTORCH_REMOTE_CACHE",
+    "VLLM_NEURON_DISABLE_COMPILE_CACHE": "NEURON_LIBTORCH_DISABLE_COMPILE_CACHE",
+    "VLLM_NEURON_COMPILATION_TIMEOUT": "NEURON_LIBTORCH_COMPILATION_TIMEOUT",
+    "VLLM_NEURON_PARALLEL_COMPILE_WORKERS": "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS",
+}
+_warned: set[str] = set()
+
+
+@attrs.frozen
+class Sources:
+    """The environment over the settings file, raw."""
+
+    environ: Mapping[str, str]
+    file: Mapping[str, Any]
+    path: str | None
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Sources:
+        """Read the file that NEURON_STORE_CONFIG names, if it does.
+
+        Raises:
+            ConfigError: the file cannot be read, is not TOML, or has a key that is no setting.
+        """
+        environ = os.environ if environ is None else environ
+        path = environ.get(CONFIG_VARIABLE) or None
+        if path is None:
+            return cls(environ, {}, None)
+        try:
+            with open(os.path.expanduser(path), "rb") as file:
+                content = tomllib.load(file)
+        except OSError as error:
+            raise ConfigError(f"{CONFIG_VARIABLE}={path}: {error.strerror or error}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{CONFIG_VARIABLE}={path} is not TOML: {error}") from error
+        fields = {v.field for v in VARIABLES.values()}
+        for key in content:
+            if key not in fields:
+                near = difflib.get_close_matches(key, fields, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(
+                    f"{path}: unknown setting {key!r}{hint} (known: {', '.join(sorted(fields))})"
+                )
+        return cls(environ, content, path)
+
+    def read(self, name: str) -> tuple[Any, str]:
+        """A setting's value and where it came from. An empty variable counts as unset.
+
+        Raises:
+            ConfigError: the value does not parse; names the variable, or the file and its key.
+        """
+        variable = VARIABLES[name]
+        if text := self.environ.get(name, "").strip():
+            return variable.parse(text, name), "environment"
+        if variable.field in self.file:
+            where = f"{self.path}: {variable.field}"
+            return variable.parse(self.file[variable.field], where), str(self.path)
+        return variable.default, "default"
+
+
+def warn_about_strangers(environ: Mapping[str, str]) -> None:
+    """Log, once a process, set variables that look like ours and have no effect."""
+    for name in environ:
+        if not environ[name] or name in _warned:
+            continue
+        if name in _STRANGERS:
+            _warned.add(name)
+            _log.warning("%s is set, and not read by neuron_store; use %s", name, _STRANGERS[name])
+        elif name.startswith("NEURON_STORE_") and name not in {*VARIABLES, CONFIG_VARIABLE}:
+            _warned.add(name)
+            near = difflib.get_close_matches(name, [*VARIABLES, CONFIG_VARIABLE], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            _log.warning("%s is set, and no setting of neuron_store%s", name, hint)
