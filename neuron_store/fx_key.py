@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-__all__ = ["graph_components", "normal_groups", "source_digest"]
+__all__ = ["graph_components", "installed_version", "normal_groups", "source_digest"]
 
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -35,7 +35,7 @@ def graph_components(
     *,
     compiler: str,
     compiler_version: str,
-    compiler_flags: Sequence[str] = (),
+    compiler_flags: str = "",
     target: str = "",
     extra: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
@@ -69,11 +69,11 @@ def graph_components(
         "framework": f"torch {torch.__version__}",
         "compiler": compiler,
         "compiler_version": compiler_version,
-        "compiler_flags": list(compiler_flags),
+        "compiler_flags": compiler_flags,
         "target": target,
         "replica_groups": [list(ranks) for ranks in normal_groups(text.groups)],
     }
-    nki = _version_of("nki")
+    nki = installed_version("nki")
     if nki is not None:
         components["kernel_library"] = f"nki {nki}"
     for name, value in sorted(extra.items()):
@@ -128,7 +128,8 @@ def _plain(name: str, value: Any) -> Any:
 
 
 @functools.cache
-def _version_of(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, from its metadata: nothing is imported."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

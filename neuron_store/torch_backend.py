@@ -22,10 +22,11 @@ from neuron_store._torch_graph import CachedGraph, warn_once
 from neuron_store.abc import ArtifactStore
 from neuron_store.coordinator import CompileCoordinator
 from neuron_store.errors import ConfigError, UnsupportedOperator, Unkeyable
-from neuron_store.fx_key import graph_components
+from neuron_store.fx_key import graph_components, installed_version
 from neuron_store.lowering.operators import lowering_version, missing_operators
 from neuron_store.opening import open_store
 from neuron_store.registry import get_compiler
+from neuron_store.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,3 +153,67 @@ def _compiled(
             eager_on_refusal=options.fallback == "eager",
         )
     )
+
+
+def _raise(error: Exception, *_: Any) -> Any:
+    raise error
+
+
+def _refusal(gm: GraphModule, example_inputs: Sequence[Any]) -> UnsupportedOperator | None:
+    """Why the graph cannot be lowered, as far as its operators and devices tell."""
+    missing = missing_operators(gm)
+    if missing:
+        return UnsupportedOperator(", ".join(missing))
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor) and value.device.type not in {"cpu", "neuron"}:
+            return UnsupportedOperator(
+                f"tensors on {value.device}", "programs run on the host or on Neuron devices"
+            )
+    return None
+
+
+def _default_compiler() -> str:
+    on_neuron = os.path.exists("/dev/neuron0") and shutil.which("neuronx-cc") is not None
+    return "neuronx-cc" if on_neuron else "iree"
+
+
+# Adapters make components from graphs; these say what a graph of no content adds to the flags.
+_EMPTY_HLO = bytes.fromhex("0a0565656565651205656565656530011a00")
+_EMPTY = {"iree": b"module {\n}\n"}
+
+
+def _compiler_parts(name: str, options: BackendOptions) -> Mapping[str, str]:
+    """The compiler, its version, its canonical flags and target, as the adapter has them in keys."""
+    flags = options.compiler_flags
+    return _parts(name, flags if isinstance(flags, str) else tuple(flags))
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(name: str, flags: str | tuple[str, ...]) -> Mapping[str, str]:
+    job = get_compiler(name).job(_EMPTY.get(name, _EMPTY_HLO), flags=flags)
+    return {
+        part: str(job.components.get(part, ""))
+        for part in ("compiler", "compiler_version", "compiler_flags", "target")
+    }
+
+
+@functools.cache
+def _jax_versions() -> str:
+    # From the metadata: importing JAX costs half a second, and a hit has no use for it.
+    return " ".join(f"{name} {installed_version(name) or 'absent'}" for name in ("jax", "jaxlib"))
+
+
+_stores: dict[tuple[Any, str], ArtifactStore] = {}
+
+
+def _coordinator(options: BackendOptions) -> CompileCoordinator:
+    store = options.store
+    if not isinstance(store, ArtifactStore):
+        urls = (store,) if isinstance(store, str) else store if store is None else tuple(store)
+        # One store for all graphs, so that a tier in trouble is left alone by all of them; opened
+        # again when the settings change.
+        name = (urls, repr(load_settings()))
+        if name not in _stores:
+            _stores[name] = open_store(urls)
+        store = _stores[name]
+    return CompileCoordinator(store)

@@ -96,12 +96,12 @@ def _at(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     # An empty vector joins anything: a rule of torch from the time before empty shapes.
     kept = [t for t in tensors if t.shape != (0,)] or tensors
-    return jnp.concatenate(jnp.promote_dtypes(*kept), dim)
+    return jnp.concatenate(kept, dim)
 
 
 @lowers("aten.stack.default")
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return jnp.stack(jnp.promote_dtypes(*tensors), dim)
+    return jnp.stack(tensors, dim)
 
 
 @lowers("aten.split.Tensor")
