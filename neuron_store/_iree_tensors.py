@@ -48,18 +48,16 @@ class IreeTensorProgram:
                 given.push_ref(device.from_dlpack_capsule(to_dlpack(_importable(tensor))))
             returned = rt.VmVariantList(4)
             context.invoke(function, given, returned)
-        # The compiler may return one buffer twice, or an argument's own, where values are equal.
-        # In torch they are different tensors, and writing to one must not change another.
-        seen = {tensor.data_ptr() for tensor in tensors}
-        results = []
-        for position in range(returned.size):
-            view = returned.get_as_object(position, rt.HalBufferView)
-            result = torch.from_dlpack(device.create_dlpack_capsule(view, _HOST, 0))
-            if result.data_ptr() in seen and result.numel():
-                result = result.clone()
-            seen.add(result.data_ptr())
-            results.append(result)
-        return results
+        # Copied, since a tensor on IREE's memory would outlive IREE at the interpreter's end and
+        # crash there, and since the compiler may return one buffer for two equal results.
+        return [
+            torch.from_dlpack(
+                device.create_dlpack_capsule(
+                    returned.get_as_object(position, rt.HalBufferView), _HOST, 0
+                )
+            ).clone()
+            for position in range(returned.size)
+        ]
 
     def _ready(self) -> tuple[Any, Any, Any]:
         if self._pid != os.getpid():
