@@ -316,9 +316,10 @@ def _importable(target: Any) -> str:
         if owner is target:
             return f"{module}.{name}"
     # Functions of torch's C extension know no module of their own.
+    last = name.rsplit(".", 1)[-1]
     for home in (torch, torch.nn.functional, torch.Tensor, operator, math, torch._C._nn):
-        if name and getattr(home, name, None) is target:
-            return f"{getattr(home, '__name__', home)}.{name}"
+        if last and getattr(home, last, None) is target:
+            return f"{home.__name__}.{last}"
     what = f"function {module}.{name}" if name else f"a {type(target).__qualname__}"
     raise Unkeyable(what, "its code is not in the graph")
 
