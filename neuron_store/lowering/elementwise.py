@@ -87,13 +87,18 @@ def _is_one(alpha: Any) -> bool:
     return isinstance(alpha, int | float) and alpha == 1
 
 
-@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", promotion=_SAME)
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def _div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Any:
-    if rounding_mode == "floor":
-        return jnp.floor_divide(x, y)
-    if rounding_mode == "trunc":
-        return jax.lax.div(*jnp.broadcast_arrays(x, y)) if _integral(x) else jnp.trunc(x / y)
-    return x / y
+    if rounding_mode is None:
+        return RULES["aten.div.Tensor"](x, y)
+    return (_FLOOR if rounding_mode == "floor" else _TRUNC)(x, y)
+
+
+def _truncated(x: Any, y: Any) -> Any:
+    return jax.lax.div(*jnp.broadcast_arrays(x, y)) if _integral(x) else jnp.trunc(x / y)
+
+
+_FLOOR, _TRUNC = Rule(jnp.floor_divide, _SAME), Rule(_truncated, _SAME)
 
 
 def _integral(x: Any) -> bool:
@@ -123,7 +128,12 @@ def _leaky_relu(x: Any, slope: Any = 0.01) -> Any:
     return jnp.where(x > 0, x, x * slope)
 
 
-@lowers("aten.hardtanh.default", "aten.clamp.default", "aten.clamp.Tensor", promotion=_SAME)
+@lowers("aten.hardtanh.default", promotion=_SAME)
+def _hardtanh(x: Any, low: Any = -1, high: Any = 1) -> Any:
+    return jnp.clip(x, low, high)
+
+
+@lowers("aten.clamp.default", "aten.clamp.Tensor", promotion=_SAME)
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     x = x if low is None else jnp.maximum(x, low)
     return x if high is None else jnp.minimum(x, high)

@@ -89,7 +89,37 @@ def _hlo(stablehlo: str) -> bytes:
     computation = _jax.mlir.mlir_module_to_xla_computation(
         stablehlo, use_tuple_args=False, return_tuple=True
     )
-    return bytes(computation.as_serialized_hlo_module_proto())
+    return _without_id(computation.as_serialized_hlo_module_proto())
+
+
+def _without_id(module: bytes) -> bytes:
+    """The HloModuleProto without its `id` (field 5), which counts modules in this process.
+
+    With it two ranks' compiles of one graph would differ, and the second be a conflict.
+    """
+    kept, at = bytearray(), 0
+    while at < len(module):
+        start = at
+        tag, at = _varint(module, at)
+        if tag & 7 == 2:
+            length, at = _varint(module, at)
+            at += length
+        else:  # the message's other fields are numbers
+            _, at = _varint(module, at)
+        if tag >> 3 != 5:
+            kept += module[start:at]
+    return bytes(kept)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
 
 
 class _Interpreter:

@@ -157,7 +157,6 @@ OPERATORS: Mapping[str, frozenset[str]] = {
     ),
     "reductions": frozenset(
         {
-            "aten._fused_rms_norm.default",
             "aten._log_softmax.default",
             "aten._native_batch_norm_legit_no_training.default",
             "aten._softmax.default",

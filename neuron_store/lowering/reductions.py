@@ -159,15 +159,6 @@ def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
     return _scaled((wide - mean) * rstd, weight, bias).astype(x.dtype), mean, rstd
 
 
-@lowers("aten._fused_rms_norm.default")
-def _rms_norm(x: Any, shape: Sequence[int], weight: Any, eps: float | None) -> Any:
-    axes = tuple(range(x.ndim - len(shape), x.ndim))
-    wide = widened(x)
-    least = float(jnp.finfo(x.dtype).eps) if eps is None else eps
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axes, keepdims=True) + least)
-    return _scaled(wide * rstd, weight, None).astype(x.dtype), rstd
-
-
 @lowers("aten._native_batch_norm_legit_no_training.default")
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
