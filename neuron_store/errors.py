@@ -24,6 +24,7 @@ __all__ = [
     "CompileError",
     "CompileTimeout",
     "ConfigError",
+    "HostUnfit",
     "InvalidArtifact",
     "InvalidKey",
     "InvalidRecord",
@@ -223,6 +224,18 @@ class ArtifactMismatch(NeuronStoreError, RuntimeError):
         super().__init__(
             f"artifact {key} at {location} was made for something else ({told}); "
             "the key misses a component: add it to the job's components, or remove the entry"
+        )
+
+
+class HostUnfit(NeuronStoreError, RuntimeError):
+    """An artifact that this machine cannot run: another processor, a feature it lacks."""
+
+    def __init__(self, key: str, location: str, needs: str, remedy: str) -> None:
+        self.key = key
+        self.location = location
+        self.needs = needs
+        super().__init__(
+            f"artifact {key} at {location} cannot run on this host: it needs {needs}; {remedy}"
         )
 
 

@@ -59,7 +59,7 @@ def compute_key(components: Mapping[str, JSON]) -> str:
     if not components:
         raise ConfigError("a key needs at least one component, such as graph=<sha256>")
     for name, value in components.items():
-        if not isinstance(name, str) or not name:
+        if type(name) is not str or not name:
             raise ConfigError(f"key component name {name!r} is not a non-empty string")
         _check_json(value, name, 0)
     text = json.dumps(

@@ -1,0 +1,95 @@
+"""A compiled program of IREE, loaded. Importing this imports IREE's runtime and numpy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from neuron_store.errors import ArtifactCorrupt, ConfigError, MissingExtra, Unsupported
+
+try:
+    import iree.runtime as rt
+    import numpy as np
+except ImportError as error:
+    raise MissingExtra(
+        "loading an IREE artifact", "iree", error.name or "iree-base-runtime"
+    ) from error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+__all__ = ["IreeProgram"]
+
+
+# IREE keeps one pool of threads for `local-task` in a process. A child of fork has the pool without
+# its threads, and waits for them for ever (measured, 3.13); the driver without threads works there.
+_threads_of: int | None = None
+
+
+def _driver_here(driver: str) -> str:
+    global _threads_of  # noqa: PLW0603  (a fact about the process)
+    if driver != "local-task":
+        return driver
+    if _threads_of is None:
+        _threads_of = os.getpid()
+    return driver if _threads_of == os.getpid() else "local-sync"
+
+
+class IreeProgram:
+    """The functions of one artifact.
+
+    For one thread at a time, in the process that loaded it: after a fork, load it again.
+    """
+
+    def __init__(self, file: Path, *, key: str, driver: str = "local-task") -> None:
+        self.key = key
+        try:
+            device = rt.get_driver(_driver_here(driver)).create_default_device()
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"IREE has no driver {driver!r}: {error}") from error
+        config = rt.Config(device=device)
+        try:
+            module = rt.VmModule.mmap(config.vm_instance, os.fspath(file))
+            context = rt.SystemContext(
+                vm_modules=[*config.default_vm_modules, module], config=config
+            )
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ArtifactCorrupt(
+                key, os.fspath(file.parent), f"IREE cannot load {file.name}: {error}"
+            ) from error
+        self._pid = os.getpid()
+        self._module = module
+        self._bound = context.modules[module.name]
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names that `run` takes."""
+        return tuple(
+            n for n in self._module.function_names if not n.startswith("__") and "$" not in n
+        )
+
+    def run(self, name: str, *arrays: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
+        """Call a function with arrays; its results, in their order, as new arrays.
+
+        Raises:
+            ConfigError: there is no such function.
+            Unsupported: the program was loaded before a fork.
+            ValueError: the arrays are not what the function takes.
+        """
+        if self._pid != os.getpid():
+            raise Unsupported("run", "IreeProgram", "it was loaded before a fork; load it again")
+        if name not in self.functions:
+            raise ConfigError(
+                f"artifact {self.key} has no function {name!r}; it has {', '.join(self.functions)}"
+            )
+        try:
+            results = self._bound[name](*(np.asarray(a, order="C") for a in arrays))
+        except RuntimeError as error:
+            raise ValueError(f"{name} of artifact {self.key}: {error}") from error
+        if results is None:
+            return ()
+        if not isinstance(results, tuple | list):
+            results = (results,)
+        return tuple(np.array(r.to_host() if hasattr(r, "to_host") else r) for r in results)

@@ -1,0 +1,123 @@
+"""Runs a compiler so that nothing of it outlives us, and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from neuron_store.errors import CompileError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["ended", "plain_environment", "run_compiler", "tail"]
+
+TAIL_LINES = 40
+_TAIL_BYTES = 16 << 10
+
+# The compiler leads a process group of its own, so that an interrupt here can end it with all its
+# children. A group of its own would also survive us when we are killed: the watcher waits on a
+# pipe that only we hold open, and ends the group when it closes.
+_GUARD = 'exec 3<&0; { read _ <&3; kill -9 -$$; } 2>/dev/null & exec "$@" </dev/null 3<&-'
+
+_MEANINGS = {
+    signal.SIGKILL: "killed (signal 9), most likely by the kernel for lack of memory; "
+    "free memory or run fewer compiles at once",
+    signal.SIGABRT: "aborted (signal 6), an assertion or an internal error of the compiler",
+    signal.SIGSEGV: "crashed (signal 11), a segmentation fault of the compiler",
+    signal.SIGBUS: "crashed (signal 7), most likely a full /tmp or /dev/shm",
+    signal.SIGTERM: "terminated (signal 15) from outside",
+    signal.SIGINT: "interrupted (signal 2) from outside",
+}
+
+
+def run_compiler(
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    output: Path,
+    key: str,
+    compiler: str,
+) -> int:
+    """Run the compiler to its end; its exit status, or minus the signal that ended it.
+
+    Everything it prints goes to the file `output`. Whatever interrupts us (a KeyboardInterrupt,
+    our own death) ends it and its children too.
+
+    Raises:
+        CompileError: the program cannot be started; permanent.
+    """
+    if not os.access(argv[0], os.X_OK) or os.path.isdir(argv[0]):
+        raise CompileError(
+            key,
+            f"{argv[0]} is not there or not executable; install the compiler",
+            compiler=compiler,
+            permanent=True,
+        )
+    watched, ours = os.pipe()
+    try:
+        with output.open("wb") as sink:
+            process = subprocess.Popen(  # noqa: S603  (no shell reads the arguments)
+                ["/bin/sh", "-c", _GUARD, "guard", *argv],
+                cwd=cwd,
+                env=dict(env),
+                stdin=watched,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            # Not yet reaped, so that the group's number cannot have passed to somebody else.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        finally:
+            # The watcher, and what the compiler left behind, whether it ended well or not.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        return status
+    except OSError as error:
+        raise CompileError(
+            key, f"cannot be started: {error}", compiler=compiler, permanent=False
+        ) from error
+    finally:
+        os.close(watched)
+        os.close(ours)
+
+
+def plain_environment(keep: Sequence[str] = ()) -> dict[str, str]:
+    """The environment for a compiler: what every program needs, the variables `keep`, no more.
+
+    Variables that change what a compiler makes would be in no key.
+    """
+    wanted = ("PATH", "HOME", "USER", "TMPDIR", "LD_LIBRARY_PATH", *keep)
+    chosen = {name: os.environ[name] for name in wanted if name in os.environ}
+    return {**chosen, "LC_ALL": "C.UTF-8"}
+
+
+def ended(status: int) -> str:
+    """How a compiler that failed ended, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return _MEANINGS.get(signal.Signals(-status)) or (
+            f"ended by {signal.Signals(-status).name} (signal {-status})"
+        )
+    except ValueError:
+        return f"ended by signal {-status}"
+
+
+def tail(path: Path) -> str:
+    """The last lines of a log, at most forty; empty when there is none."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - _TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
