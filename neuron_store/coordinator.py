@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 
 # A look at the artifact costs microseconds and a try of the lock a millisecond, so a waiter looks
 # often and tries seldom: both together stay well under one per cent of a core.
-_FIRST_PAUSE = 0.004
-_LONGEST_PAUSE = 0.03
-_LOCK_PAUSE = 0.25
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.06
+_LOCK_PAUSE = 1.0
 
 
 class CompileCoordinator:
@@ -137,7 +137,7 @@ class CompileCoordinator:
             if now - began > self._policy.timeout:
                 raise self._timed_out(job, lock.holder())
             time.sleep(pause)
-            pause = min(pause * 1.25, _LONGEST_PAUSE)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def _acquire(self, lock: KeyLock) -> bool:
         try:

@@ -16,7 +16,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
 import attrs
 
@@ -37,7 +37,7 @@ from neuron_store_backends._entry import Entry
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from neuron_store.abc import TierReport
     from neuron_store.tier_url import TierURL
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["RenamingStore"]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # A peer's rename or unlink on NFS (ESTALE), a server at its limits (EBUSY, EAGAIN): worth another
 # try, and soon over.
@@ -92,21 +93,10 @@ class RenamingStore(ArtifactStore):
     def find(self, key: str) -> Artifact | None:
         check_key(key)
         with self._trouble("find", key):
-            for attempt in range(_TRIES):
-                try:
-                    with Entry(self._root, key) as entry:
-                        artifact = entry.artifact()
-                        # None may be half of the old and half of the new when the directory was
-                        # exchanged during the look; then look again.
-                        if artifact is not None or entry.is_at_path():
-                            return artifact
-                except (FileNotFoundError, NotADirectoryError):
-                    return None
-                except OSError as error:
-                    if error.errno not in _PASSING or attempt == _TRIES - 1:
-                        raise
-                    time.sleep(0.01 * 2**attempt)
-        return None
+            try:
+                return self._read(key, lambda _entry, artifact: artifact)
+            except ArtifactNotFound:
+                return None
 
     def path_of(self, key: str) -> Path | None:
         return None if self.find(key) is None else Path(self._root, key)
@@ -114,33 +104,66 @@ class RenamingStore(ArtifactStore):
     def open_file(self, key: str, name: str) -> BinaryIO:
         check_key(key)
         check_file_name(name)
-        with self._trouble("open", key), self._entry(key) as (entry, artifact):
+
+        def use(entry: Entry, artifact: Artifact) -> BinaryIO:
             if artifact.file(name) is None:
                 raise ArtifactNotFound(key, f"{self.location} (it has no file {name})")
             return os.fdopen(entry.open(name), "rb")
 
+        with self._trouble("open", key):
+            return self._read(key, use)
+
     def fetch(self, key: str, into: Path) -> Artifact:
         check_key(key)
+
+        def use(entry: Entry, artifact: Artifact) -> Artifact:
+            files = []
+            _empty(into)
+            for file in artifact.files:
+                with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
+                    files.append(copy_stream(stream, into, file, key=key, location=self.location))
+            return attrs.evolve(artifact, files=tuple(files))
+
         with self._trouble("fetch", key):
             try:
-                return self._copy_out(key, into)
+                return self._read(key, use)
             except ArtifactCorrupt:
                 # Read twice before a shared entry is taken from everybody: the first time the
                 # network or this machine may have been at fault.
-                _empty(into)
                 try:
-                    return self._copy_out(key, into)
+                    return self._read(key, use)
                 except ArtifactCorrupt:
                     self._try_quarantine(key)
                     raise
 
-    def _copy_out(self, key: str, into: Path) -> Artifact:
-        with self._entry(key) as (entry, artifact):
-            files = []
-            for file in artifact.files:
-                with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
-                    files.append(copy_stream(stream, into, file, key=key, location=self.location))
-        return attrs.evolve(artifact, files=tuple(files))
+    def _read(self, key: str, use: Callable[[Entry, Artifact], _T]) -> _T:
+        """What `use` makes of the artifact as it is now; again when it is exchanged meanwhile.
+
+        Raises:
+            ArtifactNotFound: there is no complete artifact.
+            ArtifactCorrupt: there is one, and it is damaged.
+            OSError: the file system's own trouble.
+        """
+        for attempt in range(_TRIES):
+            try:
+                with Entry(self._root, key) as entry:
+                    try:
+                        artifact = entry.artifact()
+                        if artifact is not None:
+                            return use(entry, artifact)
+                        if entry.is_at_path():
+                            break
+                    except (ArtifactCorrupt, FileNotFoundError) as error:
+                        # A directory that was taken away under us is being emptied.
+                        if entry.is_at_path():
+                            raise _as_corrupt(error, key, self.location) from error
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            except OSError as error:
+                if error.errno not in _PASSING or attempt == _TRIES - 1:
+                    raise
+                time.sleep(0.01 * 2**attempt)
+        raise ArtifactNotFound(key, self.location)
 
     def verify(self, key: str) -> Artifact:
         artifact = super().verify(key)
@@ -323,18 +346,6 @@ class RenamingStore(ArtifactStore):
             return probe(self, self._root)
 
     @contextmanager
-    def _entry(self, key: str) -> Iterator[tuple[Entry, Artifact]]:
-        try:
-            entry = Entry(self._root, key)
-        except (FileNotFoundError, NotADirectoryError):
-            raise ArtifactNotFound(key, self.location) from None
-        with entry:
-            artifact = entry.artifact()
-            if artifact is None:
-                raise ArtifactNotFound(key, self.location)
-            yield entry, artifact
-
-    @contextmanager
     def _trouble(self, operation: str, key: str | None = None) -> Iterator[None]:
         """Let only our own errors escape."""
         try:
@@ -359,6 +370,13 @@ def _remedy(error: OSError) -> str:
         errno.ESTALE: "the mount lost track of the file; mount it again if that goes on",
     }.get(error.errno or 0)
     return f"{what}; {hint}" if hint else what
+
+
+def _as_corrupt(error: Exception, key: str, location: str) -> ArtifactCorrupt:
+    if isinstance(error, ArtifactCorrupt):
+        return error
+    missing = getattr(error, "filename", None) or "a file"
+    return ArtifactCorrupt(key, location, f"{missing} is missing")
 
 
 def _empty(directory: Path) -> None:
