@@ -23,6 +23,7 @@ from neuron_store.abc import ArtifactStore
 from neuron_store.coordinator import CompileCoordinator
 from neuron_store.errors import ConfigError, UnsupportedOperator, Unkeyable
 from neuron_store.fx_key import graph_components, installed_version
+from neuron_store.key import parse_flags
 from neuron_store.lowering.operators import lowering_version, missing_operators
 from neuron_store.opening import open_store
 from neuron_store.registry import get_compiler
@@ -131,12 +132,12 @@ def _compiled(
         warn_once(f"a graph runs eagerly: {refusal}")
         return make_boxed_func(gm.forward)
     name = options.compiler or _default_compiler()
-    compiler = get_compiler(name)
+    flags = _flags(name, options.compiler_flags)
     components: Mapping[str, Any] | None
     try:
         components = {
             **graph_components(
-                gm, example_inputs, extra=options.extra, **_compiler_parts(name, options)
+                gm, example_inputs, extra=options.extra, **_compiler_parts(name, flags)
             ),
             "lowering": f"{lowering_version()} {_jax_versions()}",
         }
@@ -148,8 +149,8 @@ def _compiled(
             gm,
             components,
             functools.partial(_coordinator, options),
-            compiler,
-            options.compiler_flags,
+            get_compiler(name),
+            flags,
             eager_on_refusal=options.fallback == "eager",
         )
     )
@@ -179,22 +180,26 @@ def _default_compiler() -> str:
 
 # Adapters make components from graphs; these say what a graph of no content adds to the flags.
 _EMPTY_HLO = bytes.fromhex("0a0565656565651205656565656530011a00")
+_DEMOTE = "iree-input-demote-f64-to-f32"
 _EMPTY = {"iree": b"module {\n}\n"}
 
 
-def _compiler_parts(name: str, options: BackendOptions) -> Mapping[str, str]:
-    """The compiler, its version, its canonical flags and target, as the adapter has them in keys."""
-    flags = options.compiler_flags
-    return _parts(name, flags if isinstance(flags, str) else tuple(flags))
-
-
 @functools.lru_cache(maxsize=64)
-def _parts(name: str, flags: str | tuple[str, ...]) -> Mapping[str, str]:
+def _compiler_parts(name: str, flags: tuple[str, ...]) -> Mapping[str, str]:
+    """The compiler, its version, its canonical flags and target, as the adapter has them in keys."""
     job = get_compiler(name).job(_EMPTY.get(name, _EMPTY_HLO), flags=flags)
     return {
         part: str(job.components.get(part, ""))
         for part in ("compiler", "compiler_version", "compiler_flags", "target")
     }
+
+
+def _flags(name: str, flags: Sequence[str] | str) -> tuple[str, ...]:
+    tokens = tuple(token for flag in parse_flags(flags) for token in flag.tokens)
+    if name == "iree" and not any(_DEMOTE in token for token in tokens):
+        # IREE's default would make float32 of float64, also in the results' type.
+        return (f"--{_DEMOTE}=false", *tokens)
+    return tokens
 
 
 @functools.cache

