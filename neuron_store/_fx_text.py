@@ -308,7 +308,7 @@ def _has_symbols(value: Any) -> bool:
 def _importable(target: Any) -> str:
     """A function of the framework or of Python by name; others have code the key cannot see."""
     module = getattr(target, "__module__", None) or ""
-    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", "")
+    name: str = getattr(target, "__qualname__", None) or getattr(target, "__name__", "")
     owner: Any = sys.modules.get(module)
     if module in _MODULES or module.split(".")[0] == "torch":
         for part in name.split("."):
@@ -340,7 +340,9 @@ def _ranks_of(group_name: str) -> tuple[int, ...]:
     import torch.distributed as dist  # noqa: PLC0415  (only graphs with collectives need it)
 
     try:
-        group = dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
+        group = dist.distributed_c10d._resolve_process_group(group_name)
         return tuple(dist.get_process_group_ranks(group))
     except (RuntimeError, ValueError, LookupError) as error:
-        raise Unkeyable(f"process group {group_name!r}", f"it is not known here ({error})") from error
+        raise Unkeyable(
+            f"process group {group_name!r}", f"it is not known here ({error})"
+        ) from error

@@ -1,4 +1,4 @@
-"""Calls a loaded IREE program with torch tensors, which it reads in place. Imports IREE's runtime."""
+"""Calls a loaded IREE program with torch tensors, read in place. Imports IREE's runtime."""
 
 from __future__ import annotations
 

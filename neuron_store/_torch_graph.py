@@ -1,4 +1,4 @@
-"""One ATen graph that runs as a cached program: specialised for its sizes, compiled at first use."""
+"""One ATen graph that runs as a cached program, made for its sizes at the first call."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ class CachedGraph:
         self._flags = flags
         self._eager_on_refusal = eager_on_refusal
         self._eager = False
-        self._inputs = [
-            node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"
-        ]
+        self._inputs = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
         self._tensors = [i for i, v in enumerate(self._inputs) if isinstance(v, torch.Tensor)]
         self._symbols = _symbol_sources(self._inputs)
         self._plan = output_plan(gm)
@@ -164,7 +162,7 @@ class _Specialised:
 
     def _strided(self, result: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
         """The result laid out as the trace says: what was traced after it relies on that."""
-        if like is None or like.is_contiguous() and not self.bindings:
+        if like is None or (like.is_contiguous() and not self.bindings):
             return result
         stride = tuple(concrete(s, self.bindings) for s in like.stride())
         if stride == result.stride() or not result.numel():
@@ -205,7 +203,10 @@ class _Lowered:
                 key, f"{error.operator}: {error.reason}", compiler=_LOWERING, permanent=True
             ) from error
         graph = exported.hlo if self.compiler.name == "neuronx-cc" else exported.stablehlo
-        attrs.evolve(self.compiler.job(graph, flags=self.flags).compile, key=key)(directory)
+        # The adapter's own key follows from the lowered graph, and ours from what it was lowered
+        # from; the files are to be named by ours.
+        own: Any = self.compiler.job(graph, flags=self.flags).compile
+        attrs.evolve(own, key=key)(directory)
         (directory / "graph.hlo").write_bytes(exported.hlo)
 
 

@@ -37,8 +37,8 @@ __all__ = [
     "TierError",
     "TierUnfit",
     "TiersUnavailable",
-    "UnknownScheme",
     "Unkeyable",
+    "UnknownScheme",
     "Unsupported",
     "UnsupportedOperator",
 ]
@@ -271,7 +271,8 @@ class UnsupportedOperator(NeuronStoreError, NotImplementedError):
         self.operator = operator
         self.reason = reason
         super().__init__(
-            f"no lowering for {operator}" + (f": {reason}" if reason else "")
+            f"no lowering for {operator}"
+            + (f": {reason}" if reason else "")
             + "; docs/torch.md lists what there is, and the graph runs eagerly unless "
             'options={"fallback": "error"}'
         )

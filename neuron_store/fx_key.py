@@ -48,6 +48,8 @@ def graph_components(
         gm: a graph of Dynamo or of AOT Autograd, not changed.
         example_inputs: one for each placeholder; may be left out when the tracer recorded them
             (`node.meta`). Symbolic sizes are always taken from the record.
+        compiler: its adapter's name.
+        compiler_version: as the adapter says it.
         compiler_flags: in canonical form (`neuron_store.key`).
         target: the platform, such as `trn2`, or the CPU with its features.
         extra: more components, kept as `extra:<name>`. One named `op:<namespace>::<name>` vouches
@@ -87,9 +89,7 @@ def normal_groups(groups: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
     Data-parallel replicas run one program over other ranks (`0..7` and `8..15`); what a program
     depends on is how its groups overlap, not where in the world they lie.
     """
-    ranks = {
-        rank: position for position, rank in enumerate(sorted({r for g in groups for r in g}))
-    }
+    ranks = {rank: position for position, rank in enumerate(sorted({r for g in groups for r in g}))}
     return [[ranks[rank] for rank in group] for group in groups]
 
 

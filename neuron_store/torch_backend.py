@@ -21,7 +21,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from neuron_store._torch_graph import CachedGraph, warn_once
 from neuron_store.abc import ArtifactStore
 from neuron_store.coordinator import CompileCoordinator
-from neuron_store.errors import ConfigError, UnsupportedOperator, Unkeyable
+from neuron_store.errors import ConfigError, Unkeyable, UnsupportedOperator
 from neuron_store.fx_key import graph_components, installed_version
 from neuron_store.key import parse_flags
 from neuron_store.lowering.operators import lowering_version, missing_operators
@@ -128,9 +128,9 @@ def _compiled(
     refusal = _refusal(gm, example_inputs)
     if refusal is not None:
         if options.fallback == "error":
-            return make_boxed_func(functools.partial(_raise, refusal))
+            return _boxed(functools.partial(_raise, refusal))
         warn_once(f"a graph runs eagerly: {refusal}")
-        return make_boxed_func(gm.forward)
+        return _boxed(gm.forward)
     name = options.compiler or _default_compiler()
     flags = _flags(name, options.compiler_flags)
     components: Mapping[str, Any] | None
@@ -144,7 +144,7 @@ def _compiled(
     except Unkeyable as error:
         warn_once(f"a graph is compiled without the cache: {error}")
         components = None
-    return make_boxed_func(
+    return _boxed(
         CachedGraph(
             gm,
             components,
@@ -154,6 +154,11 @@ def _compiled(
             eager_on_refusal=options.fallback == "eager",
         )
     )
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    boxed: Callable[..., Any] = make_boxed_func(function)
+    return boxed
 
 
 def _raise(error: Exception, *_: Any) -> Any:
@@ -186,7 +191,7 @@ _EMPTY = {"iree": b"module {\n}\n"}
 
 @functools.lru_cache(maxsize=64)
 def _compiler_parts(name: str, flags: tuple[str, ...]) -> Mapping[str, str]:
-    """The compiler, its version, its canonical flags and target, as the adapter has them in keys."""
+    """The compiler, its version, canonical flags and target, as the adapter has them in keys."""
     job = get_compiler(name).job(_EMPTY.get(name, _EMPTY_HLO), flags=flags)
     return {
         part: str(job.components.get(part, ""))

@@ -79,8 +79,11 @@ def _index(x: Any, indices: Sequence[Any]) -> Any:
 
 @lowers("aten.index_put.default", "aten._unsafe_index_put.default")
 def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-    if len(indices) == 1 and indices[0] is not None and indices[0].dtype == bool and (
-        values.size == 1 and not accumulate
+    if (
+        len(indices) == 1
+        and indices[0] is not None
+        and indices[0].dtype == bool
+        and (values.size == 1 and not accumulate)
     ):
         mask = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
         return jnp.where(mask, values.astype(x.dtype), x)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _axes(dim: Any) -> Any:
-    """torch's dimensions as JAX's: none given, or an empty list, means all."""
+    """Dimensions as JAX takes them: none given, or an empty list, means all."""
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         return None
     return tuple(dim) if isinstance(dim, list | tuple) else (dim,)
@@ -173,9 +173,7 @@ def _batch_norm(
 
 
 @lowers("aten.sort.default", "aten.sort.stable")
-def _sort(
-    x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None
-) -> Any:
+def _sort(x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
     del stable
     order = jnp.argsort(x, dim, stable=True, descending=descending)
     return jnp.take_along_axis(x, order, dim), order.astype(jax_dtype(torch.int64))

@@ -89,7 +89,7 @@ def _select_scatter(x: Any, source: Any, dim: int, index: int) -> Any:
 
 
 def _at(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    return (slice(None),) * (dim % x.ndim) + (index,)
+    return (*[slice(None)] * (dim % x.ndim), index)
 
 
 @lowers("aten.cat.default")

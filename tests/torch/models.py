@@ -11,7 +11,12 @@ __all__ = ["Block", "Chooser", "Llama", "mlp"]
 
 def mlp() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+        nn.Linear(16, 32),
+        nn.GELU(),
+        nn.LayerNorm(32),
+        nn.Linear(32, 32),
+        nn.ReLU(),
+        nn.Linear(32, 4),
     )
 
 

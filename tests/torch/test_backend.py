@@ -33,9 +33,11 @@ def compiled(model, **options):
 
 
 def entries(cache):
-    return sorted(p.name for p in cache.iterdir() if not p.name.startswith(".")) if (
-        cache.is_dir()
-    ) else []
+    return (
+        sorted(p.name for p in cache.iterdir() if not p.name.startswith("."))
+        if (cache.is_dir())
+        else []
+    )
 
 
 def close(got, want, tolerance=1e-5):
@@ -107,7 +109,11 @@ def test_a_dynamic_batch_has_one_graph_and_an_artifact_for_each_size(cache):
     assert len(found) == 3
     assert len({c["graph"] for c in found}) == 1
     assert all(c["symbols"][0].startswith("d0:[2,") for c in found)
-    assert {c["sizes"][c["inputs"].index("float32[d0,16](16,1)@cpu")][0] for c in found} == {2, 5, 7}
+    assert {c["sizes"][c["inputs"].index("float32[d0,16](16,1)@cpu")][0] for c in found} == {
+        2,
+        5,
+        7,
+    }
 
 
 @torch.no_grad()
@@ -262,9 +268,7 @@ def test_threads_share_one_program(cache):
 
     def many():
         with torch.no_grad():
-            for _ in range(50):
-                if not torch.allclose(fast(x), want, atol=1e-5):
-                    wrong.append(1)
+            wrong.extend(1 for _ in range(50) if not torch.allclose(fast(x), want, atol=1e-5))
 
     threads = [threading.Thread(target=many) for _ in range(4)]
     for thread in threads:
@@ -416,9 +420,7 @@ def test_with_the_cache_disabled_it_runs_and_leaves_nothing(cache, monkeypatch):
 
 
 @torch.no_grad()
-def test_for_neuronx_cc_the_graph_is_hlo_and_the_entry_is_the_neuron_stacks_own(
-    cache, monkeypatch
-):
+def test_for_neuronx_cc_the_graph_is_hlo_and_the_entry_is_the_neuron_stacks_own(cache, monkeypatch):
     stubs = os.path.join(os.getcwd(), "tests", "stubs")
     monkeypatch.setenv("PATH", f"{stubs}:{os.environ['PATH']}")
     with pytest.raises(Unsupported, match="load"):  # there is no Neuron device here to run it

@@ -72,7 +72,8 @@ CASES = {
     "aten.floor_divide.default": [(I, J), (I, 3), (X, P)],
     "aten.div.Tensor_mode": [(a, b, {"rounding_mode": m}) for a, b in ((X, P), (I, J))
                              for m in ("floor", "trunc", None)],
-    "aten.div.Scalar_mode": [(I, 3, {"rounding_mode": "trunc"}), (X, 2, {"rounding_mode": "floor"})],
+    "aten.div.Scalar_mode": [(I, 3, {"rounding_mode": "trunc"}),
+                             (X, 2, {"rounding_mode": "floor"})],
     "aten.pow.Tensor_Tensor": [(P, Y), (I, J)],
     "aten.pow.Tensor_Scalar": [(X, 2), (P, 0.5), (X, 3), (P, -1), (I, 2), (H, 2)],
     "aten.pow.Scalar": [(2, X), (2, J)],
@@ -171,7 +172,8 @@ CASES = {
     "aten.scatter.src": [(X, 1, torch.tensor([[3, 0], [1, 2]]), Y)],
     "aten.scatter.value": [(X, 0, torch.tensor([[2, 0, 1, 2]]), 9.0)],
     "aten.scatter_add.default": [(X, 1, torch.tensor([[3, 3], [1, 2]]), Y)],
-    "aten.index_copy.default": [(X, 1, torch.tensor([3, 0]), Y[:, :2]), (X, 0, torch.tensor([2]), Y[:1])],
+    "aten.index_copy.default": [(X, 1, torch.tensor([3, 0]), Y[:, :2]),
+                                (X, 0, torch.tensor([2]), Y[:1])],
     "aten.index_add.default": [(X, 1, torch.tensor([3, 3]), Y[:, :2]),
                                (X, 0, torch.tensor([2]), Y[:1], {"alpha": 2})],
     "aten.index.Tensor": [(X, [torch.tensor([2, 0])]), (X, [None, torch.tensor([[1], [-1]])]),
@@ -275,7 +277,8 @@ def holes(args):
     def out(value):
         if isinstance(value, torch.Tensor):
             tensors.append(value)
-            return lambda given, i=len(tensors) - 1: given[i]
+            position = len(tensors) - 1
+            return lambda given: given[position]
         if isinstance(value, list | tuple):
             parts = [out(v) for v in value]
             return lambda given: [p(given) for p in parts]
