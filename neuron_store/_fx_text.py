@@ -308,7 +308,7 @@ def _has_symbols(value: Any) -> bool:
 def _importable(target: Any) -> str:
     """A function of the framework or of Python by name; others have code the key cannot see."""
     module = getattr(target, "__module__", None) or ""
-    name: str = getattr(target, "__qualname__", None) or getattr(target, "__name__", "")
+    name = str(getattr(target, "__qualname__", "") or getattr(target, "__name__", ""))
     owner: Any = sys.modules.get(module)
     if module in _MODULES or module.split(".")[0] == "torch":
         for part in name.split("."):
