@@ -125,13 +125,13 @@ def _compiled(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions
 ) -> Callable[..., Any]:
     """One functional ATen graph as something that runs."""
-    refusal = _refusal(gm, example_inputs)
+    name = options.compiler or _default_compiler()
+    refusal = _refusal(gm, example_inputs, name)
     if refusal is not None:
         if options.fallback == "error":
             return _boxed(functools.partial(_raise, refusal))
         warn_once(f"a graph runs eagerly: {refusal}")
         return _boxed(gm.forward)
-    name = options.compiler or _default_compiler()
     flags = _flags(name, options.compiler_flags)
     components: Mapping[str, Any] | None
     try:
@@ -165,15 +165,18 @@ def _raise(error: Exception, *_: Any) -> Any:
     raise error
 
 
-def _refusal(gm: GraphModule, example_inputs: Sequence[Any]) -> UnsupportedOperator | None:
+def _refusal(
+    gm: GraphModule, example_inputs: Sequence[Any], compiler: str
+) -> UnsupportedOperator | None:
     """Why the graph cannot be lowered, as far as its operators and devices tell."""
     missing = missing_operators(gm)
     if missing:
         return UnsupportedOperator(", ".join(missing))
+    devices = {"cpu"} if compiler == "iree" else {"cpu", "neuron"}
     for value in example_inputs:
-        if isinstance(value, torch.Tensor) and value.device.type not in {"cpu", "neuron"}:
+        if isinstance(value, torch.Tensor) and value.device.type not in devices:
             return UnsupportedOperator(
-                f"tensors on {value.device}", "programs run on the host or on Neuron devices"
+                f"tensors on {value.device}", f"compiler {compiler} runs on {' or '.join(devices)}"
             )
     return None
 

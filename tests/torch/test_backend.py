@@ -437,3 +437,8 @@ def test_for_neuronx_cc_the_graph_is_hlo_and_the_entry_is_the_neuron_stacks_own(
     found = record(cache, key)["components"]
     assert found["target"] == "trn2"
     assert "--optlevel=1" in found["compiler_flags"]
+
+
+def test_tensors_on_a_device_that_the_compiler_has_not_are_refused(cache):
+    with torch.no_grad(), pytest.raises(UnsupportedOperator, match="tensors on meta"):
+        compiled(mlp().to("meta"), fallback="error")(torch.randn(3, 16, device="meta"))

@@ -25,4 +25,4 @@ def test_the_list_of_operators_is_the_lowerings():
 
 def test_every_option_is_in_the_table():
     rows = set(re.findall(r"^\| `(\w+)` \|.*\|.*\|$", TEXT.split("## Options")[1], re.MULTILINE))
-    assert {a for a in BackendOptions.__annotations__} <= rows
+    assert set(BackendOptions.__annotations__) <= rows
