@@ -61,11 +61,12 @@ def test_the_key_of_a_12_layer_decoder_takes_at_most_40_ms():
     ((graph, inputs),) = graphs
     times = []
     for _ in range(15):
-        start = time.perf_counter()
+        # Nothing here waits, so the thread's own time is the figure, whatever else the host does.
+        start = time.thread_time()
         compute_key(
             graph_components(graph, inputs, compiler="iree", compiler_version="1", target="x")
         )
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     least, median = best(times)
     print(
         f"\nkey of {len(graph.graph.nodes)} nodes: {median * 1e3:.1f} ms (least {least * 1e3:.1f})"
@@ -106,21 +107,37 @@ def test_on_a_warm_local_tier_the_backend_adds_at_most_5_percent(cache, monkeypa
     assert min(ours) <= 1.05 * min(aot)
 
 
-def test_loading_a_llama_is_20_times_faster_than_compiling_it(cache, monkeypatch):
-    model, spent = Llama(), []
-    inner = CachedGraph._load
+def run(program, backend, **env):
+    done = subprocess.run(
+        [sys.executable, "-c", program, os.getcwd(), backend],
+        env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=550,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
 
-    def timed(self, *args):
-        start = time.perf_counter()
-        try:
-            return inner(self, *args)
-        finally:
-            spent.append(time.perf_counter() - start)
 
-    monkeypatch.setattr(CachedGraph, "_load", timed)
-    for _ in range(6):
-        first_call(model, "neuron_store")
-    cold, warm = spent[0], statistics.median(spent[1:])
+LOAD = """
+import sys, json, time
+sys.path.insert(0, sys.argv[1])
+import torch
+from neuron_store._torch_graph import CachedGraph
+from tests.torch.models import Llama
+inner = CachedGraph._load
+def timed(self, *args):
+    start = time.perf_counter()
+    program = inner(self, *args)
+    print(json.dumps(time.perf_counter() - start))
+    return program
+CachedGraph._load = timed
+model = Llama()
+fast = torch.compile(model, backend=sys.argv[2])
+with torch.no_grad():
+    fast(torch.zeros(1, 6, dtype=torch.int64), torch.arange(6), model.new_cache())
+"""
+
+
+def test_loading_a_llama_in_a_new_process_is_20_times_faster_than_compiling_it(cache):
+    cold = run(LOAD, "neuron_store")
+    warm = statistics.median(run(LOAD, "neuron_store") for _ in range(3))
     print(f"\ncompile {cold:.2f} s, load {warm * 1e3:.1f} ms: {cold / warm:.0f} times faster")
     assert cold >= 20 * warm
 
@@ -140,19 +157,11 @@ print(json.dumps(int(peak.split()[1]) / 1024))
 """
 
 
-def peak(backend, **env):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, os.getcwd(), backend],
-        env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=550,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_the_peak_memory_of_a_hit_is_within_30_mib_of_running_without_the_cache(cache):
-    cold = peak("neuron_store")
-    hit = min(peak("neuron_store") for _ in range(2))
-    without = peak("neuron_store", NEURON_LIBTORCH_DISABLE_COMPILE_CACHE="1")
-    eager = min(peak("aot_eager") for _ in range(2))
+    cold = run(PROGRAM, "neuron_store")
+    hit = min(run(PROGRAM, "neuron_store") for _ in range(2))
+    without = run(PROGRAM, "neuron_store", NEURON_LIBTORCH_DISABLE_COMPILE_CACHE="1")
+    eager = min(run(PROGRAM, "aot_eager") for _ in range(2))
     print(
         f"\npeak of a hit {hit:.0f} MiB, of a compile {cold:.0f} MiB, with the cache off "
         f"{without:.0f} MiB, of aot_eager {eager:.0f} MiB"
