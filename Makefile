@@ -34,11 +34,16 @@ torch: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/neuron-store demo $(ARGS)
 
+export PYTHONDONTWRITEBYTECODE=
+
+# `make wheel` and `make examples` run those two files.
+APART := --ignore=tests/test_wheel.py --ignore=tests/test_examples.py
+
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(APART) $(ARGS)
 
 test-quick: $(STAMP)
-	@$(BIN)/python -m pytest -m 'not slow and not nfs and not bench' $(ARGS)
+	@$(BIN)/python -m pytest $(APART) -m 'not slow and not nfs and not bench' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -52,13 +57,13 @@ types: $(STAMP)
 	@$(BIN)/mypy
 
 wheel: $(STAMP)
-	@$(BIN)/python tests/check_wheel.py
+	@$(BIN)/python -m pytest -q tests/test_wheel.py
 
 examples: $(STAMP)
 	@$(BIN)/python -m pytest -q tests/test_examples.py $(ARGS)
 
 bench: $(STAMP)
-	@$(BIN)/python -m pytest benchmarks -q $(ARGS)
+	@$(BIN)/python -m pytest benchmarks/bench_*.py -q -s --timeout 900 $(ARGS)
 
 clean:
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 import attrs
 
+from neuron_store.artifact import check_key
 from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -234,6 +235,14 @@ class ArtifactStore(abc.ABC):
 
     # -- concrete: may be overridden for speed, never for meaning -------------------------------
 
+    def damaged(self) -> Iterator[str]:
+        """Keys of committed entries that `keys` leaves out because their damage shows at a look.
+
+        For whoever checks or repairs the tier. None by default: `keys` then lists such entries
+        too, and `find` raises for them.
+        """
+        return iter(())
+
     @property
     def name(self) -> str:
         """Short name for tables and counters; `location` unless the URL gave one."""
@@ -284,7 +293,7 @@ class ArtifactStore(abc.ABC):
 
         None when there is no complete artifact, or when the tier keeps no directories.
         """
-        del key
+        check_key(key)
         return None
 
     def get(self, key: str) -> Path:

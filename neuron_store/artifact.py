@@ -28,6 +28,7 @@ __all__ = [
     "RECORD_VERSION",
     "Artifact",
     "ArtifactFile",
+    "check_artifact",
     "check_file_name",
     "check_key",
     "dump_record",
@@ -79,6 +80,14 @@ def check_file_name(name: object) -> str:
     ):
         raise InvalidRecord(f"unsafe file name {name[:200]!r}; nothing was written")
     return name
+
+
+def check_artifact(artifact: Artifact) -> Artifact:
+    """Return `artifact`, or raise `InvalidKey` or `InvalidRecord` for an unsafe key or name."""
+    check_key(artifact.key)
+    for file in artifact.files:
+        check_file_name(file.name)
+    return artifact
 
 
 def new_write_id() -> str:

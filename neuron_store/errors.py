@@ -24,12 +24,14 @@ __all__ = [
     "CompileError",
     "CompileTimeout",
     "ConfigError",
+    "HloError",
     "HostUnfit",
     "InvalidArtifact",
     "InvalidKey",
     "InvalidRecord",
     "LeaseHeld",
     "LockTimeout",
+    "ManifestError",
     "MissingExtra",
     "NeuronStoreError",
     "PromoteError",
@@ -90,6 +92,19 @@ class InvalidArtifact(NeuronStoreError, ValueError):
         self.path = path
         self.reason = reason
         super().__init__(f"{path}: {reason}")
+
+
+class HloError(NeuronStoreError, ValueError):
+    """Bytes that are not a readable HLO module, or one beyond the reader's bounds."""
+
+
+class ManifestError(NeuronStoreError, ValueError):
+    """A manifest that cannot be read; the message names the file and each fault."""
+
+    def __init__(self, reason: str, *, source: str | None = None) -> None:
+        self.reason = reason
+        self.source = source
+        super().__init__(f"manifest{f' {source}' if source else ''}: {reason}")
 
 
 class ConfigError(NeuronStoreError, ValueError):

@@ -39,6 +39,9 @@ class ReadOnlyStore(ArtifactStore):
     def keys(self) -> Iterator[str]:
         return self.inner.keys()
 
+    def damaged(self) -> Iterator[str]:
+        return self.inner.damaged()
+
     def fetch(self, key: str, into: Path) -> Artifact:
         return self.inner.fetch(key, into)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from neuron_store.abc import ArtifactStore
 
-__all__ = ["TierCounters", "TierHealth", "bounded"]
+__all__ = ["Stalled", "TierCounters", "TierHealth", "bounded"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -42,14 +42,14 @@ class TierCounters:
     seconds: float = 0.0
 
 
-class _Stalled(Exception):
-    pass
+class Stalled(Exception):
+    """A bounded call made no progress for too long; it may still be running."""
 
 
 def bounded(
     call: Callable[[], _T], seconds: float, progress: Callable[[], object] | None = None
 ) -> _T:
-    """Run `call` in a thread of its own; raise `_Stalled` after `seconds` without progress.
+    """Run `call` in a thread of its own; raise `Stalled` after `seconds` without progress.
 
     A hung mount cannot be interrupted: the thread is left behind (it is a daemon).
 
@@ -78,7 +78,7 @@ def bounded(
         if progress is not None and (current := progress()) != seen:
             seen, since = current, now
         if now - since > seconds:
-            raise _Stalled
+            raise Stalled
     if trouble:
         raise trouble[0]
     return result[0]
@@ -136,7 +136,7 @@ class TierHealth:
         allowed = max(0.05, min(seconds, self._left))
         try:
             value = bounded(call, allowed, progress)
-        except _Stalled:
+        except Stalled:
             error = TierError(
                 self._store.location, operation, f"no answer within {allowed:.3g} s", key=key
             )

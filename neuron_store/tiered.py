@@ -128,6 +128,12 @@ class TieredStore(ArtifactStore):
                     seen.add(key)
                     yield key
 
+    def damaged(self) -> Iterator[str]:
+        seen: set[str] = set()
+        for tier in self._tiers:
+            seen.update(tier.damaged())
+        return iter(seen)
+
     def get(self, key: str) -> Path:
         check_key(key)
         path = self._local_hit(key)

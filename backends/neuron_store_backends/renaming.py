@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 import attrs
 
 from neuron_store.abc import ArtifactStore, Publication
-from neuron_store.artifact import Artifact, check_file_name, check_key, is_key, new_write_id
+from neuron_store.artifact import (
+    Artifact,
+    check_artifact,
+    check_file_name,
+    check_key,
+    is_key,
+    new_write_id,
+)
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
@@ -173,6 +180,13 @@ class RenamingStore(ArtifactStore):
         return artifact
 
     def keys(self) -> Iterator[str]:
+        return (name for name, good in self._entries() if good)
+
+    def damaged(self) -> Iterator[str]:
+        return (name for name, good in self._entries() if not good)
+
+    def _entries(self) -> Iterator[tuple[str, bool]]:
+        """Each committed entry's key, and whether it is complete."""
         with self._trouble("list"):
             try:
                 with os.scandir(self._root) as entries:
@@ -182,17 +196,14 @@ class RenamingStore(ArtifactStore):
         for name in names:
             try:
                 if self.find(name) is not None:
-                    yield name
+                    yield name, True
             except ArtifactCorrupt:
-                continue
+                yield name, False
 
     # -- writing --------------------------------------------------------------------------------
 
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
-        check_key(artifact.key)
-        for file in artifact.files:
-            check_file_name(file.name)
-        artifact = attrs.evolve(artifact, write_id=new_write_id())
+        artifact = attrs.evolve(check_artifact(artifact), write_id=new_write_id())
         with self._trouble("publish", artifact.key):
             step("publish.look")
             judged = self._judge(artifact, source)

@@ -1,1 +1,7 @@
-"""The command `neuron-store`."""
+"""The command `neuron-store`. `docs/cli.md` is its reference."""
+
+from __future__ import annotations
+
+from neuron_store.cli._main import main
+
+__all__ = ["main"]

@@ -6,15 +6,16 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 from neuron_store.errors import CompileError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["ended", "plain_environment", "run_compiler", "tail"]
+__all__ = ["ended", "interrupt_compiles", "plain_environment", "run_compiler", "tail"]
 
 TAIL_LINES = 40
 _TAIL_BYTES = 16 << 10
@@ -23,6 +24,22 @@ _TAIL_BYTES = 16 << 10
 # children. A group of its own would also survive us when we are killed: the watcher waits on a
 # pipe that only we hold open, and ends the group when it closes.
 _GUARD = 'exec 3<&0; { read _ <&3; kill -9 -$$; } 2>/dev/null & exec "$@" </dev/null 3<&-'
+
+_lock = threading.Lock()
+_running: dict[int, subprocess.Popen[bytes]] = {}
+"""Thread to the compiler that it waits for, not yet reaped."""
+_interrupted: set[int] = set()
+
+
+def _after_fork() -> None:
+    # The parent's compilers are the parent's, and its lock may have been held.
+    global _lock  # noqa: PLW0603  (a lock cannot be made free in any other way)
+    _lock = threading.Lock()
+    _running.clear()
+    _interrupted.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _MEANINGS = {
     signal.SIGKILL: "killed (signal 9), most likely by the kernel for lack of memory; "
@@ -50,8 +67,10 @@ def run_compiler(
     our own death) ends it and its children too.
 
     Raises:
-        CompileError: the program cannot be started; permanent.
+        CompileError: the program cannot be started.
+        KeyboardInterrupt: also in a thread, when `interrupt_compiles` named it.
     """
+    thread = threading.get_ident()
     if not os.access(argv[0], os.X_OK) or os.path.isdir(argv[0]):
         raise CompileError(
             key,
@@ -71,14 +90,21 @@ def run_compiler(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        with _lock:
+            _running[thread] = process
         try:
             # Not yet reaped, so that the group's number cannot have passed to somebody else.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             # The watcher, and what the compiler left behind, whether it ended well or not.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait()
+            with _lock:
+                _kill_group(process)
+                status = process.wait()
+                del _running[thread]
+                interrupted = thread in _interrupted
+                _interrupted.discard(thread)
+        if interrupted:
+            raise KeyboardInterrupt
         return status
     except OSError as error:
         raise CompileError(
@@ -87,6 +113,24 @@ def run_compiler(
     finally:
         os.close(watched)
         os.close(ours)
+
+
+def interrupt_compiles(threads: Iterable[int]) -> None:
+    """End the compilers that these threads wait for, each of which gets a KeyboardInterrupt.
+
+    An interrupt from the keyboard reaches the main thread only.
+    """
+    with _lock:
+        for thread in threads:
+            process = _running.get(thread)
+            if process is not None:
+                _interrupted.add(thread)
+                _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def plain_environment(keep: Sequence[str] = ()) -> dict[str, str]:

@@ -17,6 +17,7 @@ import attrs
 
 from neuron_store.compilers import _hlo
 from neuron_store.compilers._graph import GraphSource, read_graph
+from neuron_store.compilers._neuron_target import resolve_target
 from neuron_store.compilers._process import ended, plain_environment, run_compiler, tail
 from neuron_store.errors import ArtifactCorrupt, CompileError, ConfigError, Unsupported
 from neuron_store.job import CompileJob
@@ -45,20 +46,13 @@ if TYPE_CHECKING:
 
     from neuron_store.key import JSON
 
-__all__ = ["CC_FLAGS", "LOG_NAME", "TARGET_OVERRIDE", "NeuronxCompiler"]
+__all__ = ["CC_FLAGS", "LOG_NAME", "NeuronxCompiler"]
 
 CC_FLAGS = "NEURON_CC_FLAGS"
 """Environment variable with flags that come after the caller's own."""
-TARGET_OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
-"""Environment variable that names the platform target, whatever the flags say."""
 LOG_NAME = "log-neuron-cc.txt"
 _COMPILER = "neuronx-cc"
 _BUILD = ".build"
-_PRODUCT = "/sys/devices/virtual/dmi/id/product_name"
-# EC2 instance families by their name before the dot; trn2u is trn2 in an UltraServer.
-_FAMILIES = {"inf2": "inf2", "trn1": "trn1", "trn1n": "trn1n", "trn2": "trn2", "trn2u": "trn2",
-             "trn3": "trn3"}  # fmt: skip
-_TARGET = re.compile(r"[a-z][a-z0-9]{1,19}\Z")
 _VERSION = re.compile(r"NeuronX Compiler version\s+(\S+)")
 # Ours to give, or a wrapper's; they never reach the compiler from the caller's flags.
 _TAKEN_OUT = NEURONX_CC.wrapper | {"--logfile", "--output", "--target"}
@@ -168,40 +162,6 @@ class NeuronxCompiler:
             type(self).__name__,
             f"the artifact is whole; give {location} to the Neuron runtime on a Neuron host",
         )
-
-
-def resolve_target(flags: Sequence[str] | str) -> str:
-    """The platform target: NEURON_PLATFORM_TARGET_OVERRIDE, else `--target`, else this host's.
-
-    Raises:
-        ConfigError: none of them says, or what it says is not a target's name.
-    """
-    given = [flag.value for flag in parse_flags(flags) if flag.name == "--target"]
-    override = os.environ.get(TARGET_OVERRIDE)
-    if override:
-        target, source = override, TARGET_OVERRIDE
-    elif given:
-        target, source = given[-1] or "", "--target"
-    else:
-        target, source = _detected(), _PRODUCT
-    if _TARGET.match(target) is None:
-        raise ConfigError(f"{source}={target!r} is not a platform target, such as trn2 or inf2")
-    return target
-
-
-def _detected() -> str:
-    try:
-        with open(_PRODUCT, encoding="ascii", errors="replace") as file:
-            product = file.read(200).strip()
-    except OSError:
-        product = ""
-    target = _FAMILIES.get(product.split(".", 1)[0])
-    if target is None:
-        raise ConfigError(
-            f"this host ({product or 'of unknown product name'}) is not a Neuron instance, so the "
-            f"platform target must be given: --target trn2 among the flags, or {TARGET_OVERRIDE}"
-        )
-    return target
 
 
 _versions: dict[tuple[str, int, int], str] = {}

@@ -312,17 +312,19 @@ class ArtifactStoreContract:
         readers = [threading.Thread(target=read) for _ in range(2)]
         for reader in readers:
             reader.start()
-        with factory() as store:
-            for _ in range(max(10, self.rounds // 4)):
-                assert store.publish(artifact, source) is Publication.CREATED
-                assert store.delete(KEY) is True
-            store.publish(artifact, source)
-            deadline = time.monotonic() + 60
-            while next(seen) < 1 and time.monotonic() < deadline:
-                time.sleep(0.01)
-        stop.set()
-        for reader in readers:
-            reader.join(60)
+        try:
+            with factory() as store:
+                for _ in range(max(10, self.rounds // 4)):
+                    assert store.publish(artifact, source) is Publication.CREATED
+                    assert store.delete(KEY) is True
+                store.publish(artifact, source)
+                deadline = time.monotonic() + 60
+                while next(seen) < 1 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+        finally:
+            stop.set()
+            for reader in readers:
+                reader.join(60)
         assert wrong == []
 
     def test_threads_may_share_a_store(self, store: ArtifactStore, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from neuron_store.compilers import Compiler, _hlo, neuronx_cc
+from neuron_store.compilers import Compiler, _hlo, _neuron_target
 from neuron_store.compilers._example_graphs import example_graph
-from neuron_store.compilers.neuronx_cc import NeuronxCompiler, resolve_target
+from neuron_store.compilers._neuron_target import resolve_target
+from neuron_store.compilers.neuronx_cc import NeuronxCompiler
 from neuron_store.errors import ArtifactCorrupt, CompileError, ConfigError, Unsupported
 from neuron_store.neuron_layout import METADATA_NAME, foreign_artifact, neff_length
 
@@ -209,7 +210,7 @@ def test_the_callers_output_log_and_graph_are_not_the_compilers(tmp_path):
 
 def test_the_target_comes_from_the_override_then_the_flags_then_the_host(monkeypatch, tmp_path):
     product = tmp_path / "product_name"
-    monkeypatch.setattr(neuronx_cc, "_PRODUCT", str(product))
+    monkeypatch.setattr(_neuron_target, "_PRODUCT", str(product))
     with pytest.raises(ConfigError, match="--target trn2 among the flags"):
         resolve_target("")
     for name, target in [

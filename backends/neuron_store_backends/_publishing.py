@@ -1,0 +1,254 @@
+"""One publish by conditional create, from the first look to the answer.
+
+Whatever interrupts it, at most payload without a record stays behind, which nobody sees and `gc`
+sweeps. Nothing that exists is ever overwritten by other bytes, but for a record that is proven to
+be damaged, and that only on the condition that it is still the one that was proven so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neuron_store.abc import Publication
+from neuron_store.artifact import MAX_RECORD_BYTES, Artifact, dump_record, new_write_id
+from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError
+from neuron_store.steps import step
+from neuron_store.streams import digest_stream
+from neuron_store_backends._honesty import require_create, require_replace
+from neuron_store_backends._streaming import digest_source, open_source, read_source, upload
+from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from neuron_store.artifact import ArtifactFile
+    from neuron_store_backends._objects import Blob, Stored
+    from neuron_store_backends.conditional import ConditionalStore
+
+__all__ = ["INLINE_FILE", "INLINE_TOTAL", "STEPS", "Publishing"]
+
+INLINE_FILE = 4 << 10
+INLINE_TOTAL = 64 << 10
+_ROUNDS = 12
+
+STEPS = (
+    "conditional.begin",
+    "conditional.look",
+    "conditional.measure",
+    "conditional.list",
+    "conditional.upload",
+    "conditional.piece",
+    "conditional.commit",
+    "conditional.committed",
+)
+"""Steps of every publish that creates, in order; the piece once for each piece read."""
+REPAIR_STEPS = ("conditional.heal", "conditional.replace", "conditional.replaced")
+"""Steps of one that finds damage."""
+
+
+class Publishing:
+    """State of one publish."""
+
+    def __init__(self, store: ConditionalStore, artifact: Artifact, source: Path) -> None:
+        self.store = store
+        self.objects = store.objects
+        self.key = artifact.key
+        self.source = source
+        # The caller's id may be that of every other node that fetched the same artifact.
+        self.artifact = attrs.evolve(artifact, write_id=new_write_id())
+        self.inline: dict[str, bytes] = {}
+        self.uploaded = False
+
+    def run(self) -> Publication:
+        """Publish; raises what `ArtifactStore.publish` says."""
+        step("conditional.begin")
+        self._read_source()
+        asked = Publication.CREATED
+        for attempt in range(1, _ROUNDS + 1):
+            step("conditional.look")
+            blob = self._look()
+            answer = self._create() if blob is None else self._settle(blob, asked)
+            if isinstance(answer, Publication):
+                return answer
+            asked = Publication.REPAIRED if blob is not None else Publication.CREATED
+            if attempt > 2:
+                time.sleep(backoff(attempt - 2))
+        raise TierError(
+            self.store.location,
+            "publish",
+            "others keep changing the entry; try again when they are done",
+            key=self.key,
+        )
+
+    # -- the source -----------------------------------------------------------------------------
+
+    def _read_source(self) -> None:
+        """Digests that are missing, and the small files' bytes."""
+        files, room = [], INLINE_TOTAL
+        for file in self.artifact.files:
+            if file.size <= min(INLINE_FILE, room):
+                self.inline[file.name] = read_source(self.source, file, self.key)
+                room -= file.size
+            if file.sha256 is None:
+                files.append(digest_source(self.source, file, self.key))
+            else:
+                os.close(open_source(self.source, file, self.key))
+                files.append(file)
+        if not files:
+            raise InvalidArtifact(str(self.source), "no file at all")
+        self.artifact = attrs.evolve(self.artifact, files=tuple(files))
+
+    @property
+    def _payload(self) -> Mapping[str, ArtifactFile]:
+        return {
+            self.store.payload_path(self.key, f): f
+            for f in self.artifact.files
+            if f.name not in self.inline
+        }
+
+    def _record(self) -> bytes:
+        data = dump_record(self.artifact, self.inline)
+        if len(data) > MAX_RECORD_BYTES:
+            raise InvalidArtifact(
+                str(self.source), f"its record has {len(data)} bytes; at most {MAX_RECORD_BYTES}"
+            )
+        return data
+
+    # -- nothing is there -----------------------------------------------------------------------
+
+    def _look(self) -> Blob | None:
+        return self.objects.read(self.store.index_path(self.key), MAX_RECORD_BYTES, key=self.key)
+
+    def _create(self) -> Publication | None:
+        record = self._record()
+        step("conditional.measure")
+        require_create(self.objects)
+        lent = self._upload()
+        step("conditional.commit")
+        try:
+            self.objects.create(self.store.index_path(self.key), record, key=self.key)
+        except Exists:
+            return None
+        step("conditional.committed")
+        self._keep(lent)
+        return Publication.CREATED
+
+    def _upload(self) -> bool:
+        """Bring the payload there; True when some of it was there before us."""
+        step("conditional.list")
+        wanted = self._payload
+        if not wanted or self.uploaded:
+            return False
+        found = self._list()
+        now, marked = time.time(), self.store.damage_path(self.key) in found
+        # Payload of another publisher that is at work, or of one that was killed. It has the right
+        # bytes, since an upload completes with those only; but once it is old, somebody may be
+        # about to sweep it.
+        fresh = {
+            path
+            for path, stored in found.items()
+            if path in wanted
+            and stored.size == wanted[path].size
+            and stored.modified is not None
+            and now - stored.modified < self.store.grace / 2
+            and not marked
+        }
+        self._send({path: file for path, file in wanted.items() if path not in fresh})
+        self.uploaded = True
+        return not wanted.keys().isdisjoint(found)
+
+    def _send(self, targets: Mapping[str, ArtifactFile]) -> None:
+        step("conditional.upload")
+        if targets:
+            self.objects.handle()
+            self.objects.wait(
+                upload(self.objects, self.artifact, self.source, list(targets.items()))
+            )
+
+    def _keep(self, lent: bool) -> None:
+        """After the commit: payload that was there before us may have been swept meanwhile."""
+        if lent:
+            found = self._list()
+            self._send(
+                {
+                    path: file
+                    for path, file in self._payload.items()
+                    if path not in found or found[path].size != file.size
+                }
+            )
+
+    def _list(self) -> Mapping[str, Stored]:
+        return self.objects.listing(self.store.payload_root(self.key), key=self.key)
+
+    # -- something is there ---------------------------------------------------------------------
+
+    def _settle(self, blob: Blob, asked: Publication) -> Publication | None:
+        """Judge what is there; None when it changed under the judgement."""
+        try:
+            theirs, inline = self.store.parse(self.key, blob)
+        except InvalidRecord:
+            return self._displace(blob)
+        if theirs.write_id == self.artifact.write_id:
+            # The reply to our own write was lost.
+            self._keep(lent=True)
+            return asked
+        found = self._list() if len(inline) < len(theirs.files) else {}
+        damaged = self._damage(theirs, inline, found)
+        marked = self.store.damage_path(self.key) in found
+        same = theirs.same_bytes(self.artifact)
+        if not damaged:
+            answer: Publication | None = Publication.PRESENT if same else Publication.CONFLICT
+        elif all(self.artifact.file(f.name) == f for f in damaged):
+            # The names promise exactly the bytes that we have; nobody can be displaced by them.
+            step("conditional.heal")
+            self._send({self.store.payload_path(self.key, f): f for f in damaged})
+            answer = Publication.REPAIRED
+        else:
+            return self._displace(blob)
+        if marked:
+            self.objects.remove(self.store.damage_path(self.key), key=self.key)
+        return answer
+
+    def _damage(
+        self, theirs: Artifact, inline: Mapping[str, bytes], found: Mapping[str, Stored]
+    ) -> list[ArtifactFile]:
+        """Files that the record names and that are not there as it says."""
+        damaged = []
+        marked = self.store.damage_path(self.key) in found
+        for file in theirs.files:
+            if file.name in inline:
+                continue
+            stored = found.get(self.store.payload_path(self.key, file))
+            there = stored is not None and stored.size == file.size
+            if not there or (marked and not self._intact(file)):
+                damaged.append(file)
+        return damaged
+
+    def _intact(self, file: ArtifactFile) -> bool:
+        try:
+            with self.store.open_payload(self.key, file) as stream:
+                return digest_stream(stream) == (file.size, file.sha256)
+        except Missing:
+            return False
+
+    def _displace(self, blob: Blob) -> Publication | None:
+        """Replace a damaged record by ours, if it is still the same one."""
+        record = self._record()
+        require_create(self.objects)
+        require_replace(self.objects, self.key)
+        self._upload()
+        step("conditional.replace")
+        try:
+            self.objects.replace(
+                self.store.index_path(self.key), record, blob.version, key=self.key
+            )
+        except Changed:
+            return None
+        step("conditional.replaced")
+        self._keep(lent=True)
+        return Publication.REPAIRED

@@ -1,0 +1,107 @@
+"""`neuron-store doctor`: measures every tier, and says whether it may be used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+from neuron_store.cli.exits import NO
+from neuron_store.cli.output import Column
+from neuron_store.cli.session import json_option, pass_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neuron_store.abc import TierReport
+    from neuron_store.cli.session import Session
+    from neuron_store.tier_url import TierURL
+
+__all__ = ["doctor"]
+
+_COLUMNS = (
+    Column("tier"),
+    Column("check"),
+    Column("outcome", "outcome"),
+    Column("latency", "seconds"),
+    Column("detail"),
+)
+
+
+@attrs.frozen
+class _Examined:
+    location: str
+    report: TierReport | None
+    refused: str | None
+
+
+@click.command()
+@json_option
+@pass_session
+@click.pass_context
+def doctor(context: click.Context, session: Session) -> None:
+    """Measure every tier: whether it is there, writable, and keeps its promises.
+
+    Writes inside each tier's own prefix only, and leaves nothing behind. Exit status 1 when a tier
+    must not be used.
+    """
+    found = list(_examine(session))
+    good = all(each.refused is None for each in found)
+    out = session.out
+    if out.json:
+        out.document("doctor", ok=good, tiers=[_plain(each) for each in found])
+    else:
+        rows = []
+        for each in found:
+            latency = each.report.latency if each.report is not None else None
+            verdict = "fit" if each.refused is None else "refused"
+            rows.append((each.location, "in all", verdict, latency, each.refused))
+            for check in each.report.checks if each.report is not None else ():
+                outcome = "ok" if check.passed else "failed" if check.required else "warning"
+                rows.append((each.location, check.name, outcome, None, check.detail))
+        out.table(_COLUMNS, rows)
+    for each in found:
+        if each.refused is not None:
+            out.say(f"error: {each.location} must not be used: {each.refused}")
+    if not good:
+        context.exit(NO)
+
+
+def _examine(session: Session) -> Iterator[_Examined]:
+    from neuron_store.tier_url import TierURL  # noqa: PLC0415  (`--help` needs none)
+
+    urls = [TierURL("local", str(session.local_root())), *session.tier_urls()]
+    seconds = session.settings().tier_deadline
+    with session.out.progress("probing", len(urls)) as bar:
+        for url in urls:
+            bar.begin(url.location)
+            yield _examine_one(url, seconds)
+
+
+def _examine_one(url: TierURL, seconds: float) -> _Examined:
+    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.errors import ConfigError  # noqa: PLC0415
+    from neuron_store.registry import open_tier  # noqa: PLC0415
+
+    try:
+        tier = open_tier(url)
+    except ConfigError as error:
+        # The other tiers' state is still worth knowing.
+        return _Examined(url.location, None, str(error))
+    with tier:
+        report = ask(tier.location, tier.probe, seconds=seconds)
+    if isinstance(report, Trouble):
+        return _Examined(url.location, None, report.detail)
+    return _Examined(url.location, report, report.refused)
+
+
+def _plain(each: _Examined) -> dict[str, object]:
+    report = each.report
+    return {
+        "location": each.location,
+        "fit": each.refused is None,
+        "refused": each.refused,
+        "latency_seconds": report.latency if report is not None else None,
+        "checks": [attrs.asdict(check) for check in report.checks] if report is not None else [],
+    }

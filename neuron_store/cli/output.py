@@ -1,0 +1,258 @@
+"""What the commands print: `rich` on a terminal, plain lines when piped, or one JSON document.
+
+Results go to stdout, everything else to stderr. Text that comes from a tier or a record is not
+trusted: control characters are shown, not sent, and nothing in it is markup.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neuron_store.cli.exits import PIPE_CLOSED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["SCHEMA", "Bar", "Column", "Output", "human_bytes", "printable"]
+
+SCHEMA = 1
+"""Version of the JSON documents; fields may be added to a version, none changes or goes."""
+
+_STYLES = {
+    **dict.fromkeys(("ok", "hit", "created", "present", "fetched", "compiled", "fit"), "green"),
+    **dict.fromkeys(("missing", "miss", "conflict", "repaired", "skipped", "waited"), "yellow"),
+    **dict.fromkeys(("corrupt", "error", "failed", "FAILED", "refused"), "bold red"),
+}
+
+
+@attrs.frozen
+class Column:
+    """One column of a table."""
+
+    name: str
+    kind: str = "text"
+    """`text`, `count`, `bytes`, `seconds`, or `outcome` (a word that has a colour)."""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are numbers, which stand to the right."""
+        return self.kind in {"count", "bytes", "seconds"}
+
+    def plain(self, value: Any) -> str:
+        """For programs: bytes as a number, `-` where there is no value."""
+        if value is None or value == "":
+            return "-"
+        if self.kind == "seconds":
+            return f"{value:.6f}"
+        return printable(str(value)).replace("\n", " ")
+
+    def human(self, value: Any) -> str:
+        """For people."""
+        if value is None:
+            return ""
+        if self.kind == "bytes":
+            return human_bytes(value)
+        if self.kind == "seconds":
+            return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+        return printable(str(value))
+
+
+class Output:
+    """Prints for one run of the command."""
+
+    def __init__(self) -> None:
+        self.json = False
+        """Set by the option `--json` of each command."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether people read the results as they come."""
+        return not self.json and sys.stdout.isatty()
+
+    @property
+    def interactive(self) -> bool:
+        """Whether people read the messages as they come."""
+        return sys.stderr.isatty()
+
+    # -- results --------------------------------------------------------------------------------
+
+    def document(self, command: str, *, ok: bool, **fields: Any) -> None:
+        """Print the JSON document. `ok` is true exactly when the exit status is 0."""
+        content = {"command": command, "schema": SCHEMA, "ok": ok, **fields}
+        self.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def table(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[Any]],
+        *,
+        title: str | None = None,
+        aligned: bool = False,
+    ) -> None:
+        """Print a table: piped, one line a row, its fields separated by tabs, without a header.
+
+        Args:
+            columns: one for each field of a row.
+            rows: values; None is none.
+            title: shown on a terminal.
+            aligned: piped, too, it is for people: a header, and columns padded with blanks.
+        """
+        if self.terminal:
+            self._rich_table(columns, rows, title)
+            return
+        if not aligned:
+            lines = [
+                "\t".join(c.plain(v) for c, v in zip(columns, row, strict=True)) for row in rows
+            ]
+        else:
+            cells = [[c.name for c in columns]]
+            cells += [[c.human(v) for c, v in zip(columns, row, strict=True)] for row in rows]
+            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            lines = [
+                "  ".join(
+                    text.rjust(width) if column.numeric else text.ljust(width)
+                    for text, width, column in zip(row, widths, columns, strict=True)
+                ).rstrip()
+                for row in cells
+            ]
+        self.write("".join(line + "\n" for line in lines))
+
+    def _rich_table(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[Any]], title: str | None
+    ) -> None:
+        from rich import box  # noqa: PLC0415  (only a terminal needs it, and it takes a while)
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        for column in columns:
+            table.add_column(
+                column.name,
+                justify="right" if column.numeric else "left",
+                overflow="fold",
+                no_wrap=column.numeric,
+            )
+        for row in rows:
+            table.add_row(
+                *(
+                    Text(c.human(v), _STYLES.get(str(v), "") if c.kind == "outcome" else "")
+                    for c, v in zip(columns, row, strict=True)
+                )
+            )
+        Console().print(table)
+
+    def write(self, text: str) -> None:
+        """Print to stdout as it is. Leaves quietly when nobody reads it."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The interpreter flushes once more at exit, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(PIPE_CLOSED) from None
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """A line for people, on stderr."""
+        try:
+            sys.stderr.write(printable(text) + "\n")
+        except BrokenPipeError:
+            pass
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Bar]:
+        """A bar on the terminal while `total` things are done; nothing when piped."""
+        if not self.interactive or total == 0:
+            yield Bar(what)
+            return
+        from rich.console import Console  # noqa: PLC0415  (only a terminal needs it)
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        shown = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        task = shown.add_task(what, total=total)
+        with shown:
+            yield Bar(what, lambda done, text: shown.update(task, completed=done, description=text))
+
+
+class Bar:
+    """Says how far the work has come. Safe from threads."""
+
+    def __init__(self, what: str, update: Callable[[int, str], None] | None = None) -> None:
+        """Args: what is done; update, called with how many are done and what to show."""
+        self._what = what
+        self._update = update
+        self._begun = itertools.count()
+
+    def begin(self, name: str) -> None:
+        """One more thing begins, and so an earlier one is done."""
+        self.at(next(self._begun), name)
+
+    def at(self, done: int, text: str) -> None:
+        """So many are done."""
+        if self._update is not None:
+            self._update(done, f"{self._what} {printable(text)}".strip())
+
+
+class LogToStderr(logging.Handler):
+    """Log lines as messages of the command; looks stderr up each time, as a bar may have it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = printable(self.format(record))
+            sys.stderr.write(f"{record.levelname.lower()}: {text}\n")
+        except Exception:  # noqa: BLE001  (as every handler: logging must not break the work)
+            self.handleError(record)
+
+
+def log_to_stderr(verbosity: int) -> None:
+    """Show our warnings; with verbosity 1 what is done, from 2 everything."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    for name in ("neuron_store", "neuron_store_backends"):
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        if not any(isinstance(handler, LogToStderr) for handler in logger.handlers):
+            logger.addHandler(LogToStderr())
+
+
+def printable(text: str) -> str:
+    """The text with every control character but newline and tab made visible."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def human_bytes(size: int) -> str:
+    """Bytes with a binary unit."""
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

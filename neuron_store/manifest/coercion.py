@@ -1,0 +1,280 @@
+"""Any live object as JSON values: deterministic, bounded, without secrets, and never raising.
+
+Nothing of vLLM, torch, numpy or pydantic is imported; their objects are known by their shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import os
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from neuron_store.manifest.masking import MASK, is_secret_name, mask_text
+
+__all__ = ["Limits", "to_plain"]
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_MAX_INT = 1 << 63
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a coerced object may grow to."""
+
+    depth: int = 24
+    opaque: int = 3
+    """How deep objects within objects are looked into that declare no fields: a logger or a process
+    group reaches everything."""
+    items: int = 4096
+    """Of one container."""
+    values: int = 50_000
+    """In all."""
+    text: int = 8192
+    """Characters of one string."""
+    characters: int = 2 << 20
+    """Of all names and strings together."""
+
+
+def to_plain(value: Any, limits: Limits | None = None) -> Any:
+    """`value` as JSON values.
+
+    Dataclasses, attrs and pydantic objects become objects in the order of their fields, mappings
+    objects in the order of their names, sets sorted lists, enums their values, paths and torch
+    dtypes text, arrays and tensors a note of their type and shape, functions and classes their
+    names, other objects their public attributes. Values under secret names are masked, cycles and
+    what is beyond the limits are marked, and what raises is marked with the error's type.
+    """
+    return _Coercion(limits or Limits()).value(value, 0)
+
+
+class _Coercion:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.values = limits.values
+        self.characters = limits.characters
+        self.opaque = 0
+        self.open: set[int] = set()
+
+    @property
+    def spent(self) -> bool:
+        return self.values < 0 or self.characters < 0
+
+    def value(self, value: Any, depth: int) -> Any:
+        self.values -= 1
+        if self.spent:
+            return _TOO_LARGE
+        try:
+            return self._value(value, depth)
+        except Exception as error:  # noqa: BLE001  (a property of a foreign object may raise anything)
+            return f"<unreadable: {type(error).__name__}>"
+
+    def _value(self, value: Any, depth: int) -> Any:
+        if value is None or value is True or value is False:
+            return value
+        if isinstance(value, enum.Enum):
+            return self.value(value.value, depth)
+        if isinstance(value, (str, os.PathLike)):
+            return self.text(os.fsdecode(os.fspath(value)))
+        if isinstance(value, (int, float)):
+            return _number(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return f"<{len(value)} bytes>"
+        known = _foreign(value)
+        if known is not _UNKNOWN:
+            return known
+        if isinstance(value, types.ModuleType):
+            return f"<module {value.__name__}>"
+        if isinstance(value, type) or (callable(value) and not _fields(value)):
+            return self.text(_name(value))
+        return self._container(value, depth)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        if depth >= self.limits.depth:
+            return f"<left out: deeper than {self.limits.depth}>"
+        if id(value) in self.open:
+            return f"<cycle: {type(value).__name__}>"
+        self.open.add(id(value))
+        try:
+            if isinstance(value, Mapping):
+                return self._mapping(value, depth + 1)
+            if isinstance(value, AbstractSet):
+                items = self._items(value, depth + 1)
+                return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+            if isinstance(value, (Sequence, Iterator)) or (
+                isinstance(value, Iterable)
+                and not _fields(value)
+                and not hasattr(value, "__dict__")
+            ):
+                if isinstance(value, Iterator):
+                    return f"<{_name(type(value))}>"  # Reading it would use it up.
+                return self._items(value, depth + 1)
+            declared = _fields(value)
+            if declared is not None:
+                return self._object(value, declared, depth + 1)
+            return self._opaque(value, depth + 1)
+        finally:
+            self.open.discard(id(value))
+
+    def _items(self, values: Iterable[Any], depth: int) -> list[Any]:
+        plain: list[Any] = []
+        secret_next = False
+        for count, item in enumerate(values):
+            if count >= self.limits.items or self.spent:
+                plain.append(_TOO_LARGE)
+                break
+            # An argument vector: ["--hf-token", "..."].
+            if secret_next and type(item) is str and not item.startswith("-"):
+                plain.append(MASK)
+                secret_next = False
+                continue
+            plain.append(self.value(item, depth))
+            secret_next = (
+                type(item) is str
+                and item.startswith("-")
+                and "=" not in item
+                and is_secret_name(item)
+            )
+        return plain
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        named: list[tuple[str, str, Any]] = []
+        for key, item in value.items():
+            name = key if type(key) is str else self._key(key)
+            named.append((name, type(key).__name__, item))
+        named.sort(key=lambda entry: entry[:2])
+        plain: dict[str, Any] = {}
+        for count, (name, kind, item) in enumerate(named):
+            if count >= self.limits.items or self.spent:
+                plain["<left out>"] = _TOO_LARGE
+                break
+            # 1 and "1" are two keys of a mapping, and one of a JSON object.
+            unique = name if name not in plain else f"{name} ({kind})"
+            self._put(plain, unique, item, depth)
+        return plain
+
+    def _key(self, key: Any) -> str:
+        plain = _Coercion(Limits(depth=4, items=16, values=64)).value(key, 0)
+        return plain if isinstance(plain, str) else json.dumps(plain)
+
+    def _opaque(self, value: Any, depth: int) -> Any:
+        attributes = getattr(value, "__dict__", None)
+        names = sorted(n for n in attributes if not n.startswith("_")) if attributes else []
+        if not names or self.opaque >= self.limits.opaque or _is_machinery(value):
+            return f"<{_name(type(value))}>"
+        self.opaque += 1
+        try:
+            return self._object(value, names, depth)
+        finally:
+            self.opaque -= 1
+
+    def _object(self, value: Any, names: list[str], depth: int) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for count, name in enumerate(names):
+            if count >= self.limits.items or self.spent:
+                plain["<left out>"] = _TOO_LARGE
+                break
+            try:
+                item = getattr(value, name)
+            except Exception as error:  # noqa: BLE001  (a property may raise anything)
+                plain[name] = f"<unreadable: {type(error).__name__}>"
+                continue
+            self._put(plain, name, item, depth)
+        return plain
+
+    def _put(self, plain: dict[str, Any], name: str, item: Any, depth: int) -> None:
+        # By the type: `isinstance` asks the object too, and that may raise.
+        secret = is_secret_name(name, number=issubclass(type(item), (int, float)))
+        name = self.text(name)
+        if secret and item is not None and type(item) is not bool:
+            self.values -= 1
+            plain[name] = MASK
+        else:
+            plain[name] = self.value(item, depth)
+
+    def text(self, text: str) -> str:
+        limit = self.limits.text
+        # Masked before it is cut, so that no half of a secret stays; what masking reads is bounded.
+        shown = mask_text(text[: 4 * limit])
+        if len(shown) > limit or len(text) > 4 * limit:
+            shown = f"{shown[:limit]}… ({len(text)} characters)"
+        self.characters -= len(shown)
+        # Addresses differ from run to run; lone surrogates are no Unicode.
+        return _ADDRESS.sub("", shown).encode("utf-8", "replace").decode()
+
+
+_UNKNOWN = object()
+_NAMESPACES = frozenset({"SimpleNamespace", "Namespace"})
+_TOO_LARGE = "<left out: the configuration is too large>"
+
+
+def _is_machinery(value: Any) -> bool:
+    """Whether it is the standard library's: a logger, lock, thread or socket, not settings."""
+    kind = type(value)
+    module = (kind.__module__ or "").partition(".")[0]
+    return module in sys.stdlib_module_names and kind.__name__ not in _NAMESPACES
+
+
+def _foreign(value: Any) -> Any:
+    """Values of numpy and torch, and secrets of pydantic, known by their module."""
+    kind = type(value)
+    module = (kind.__module__ or "").partition(".")[0]
+    if module == "pydantic" and kind.__name__.startswith("Secret"):
+        return MASK
+    if module in {"torch", "numpy", "jax", "jaxlib", "ml_dtypes"}:
+        shape = getattr(value, "shape", None)
+        if module in {"numpy", "ml_dtypes"} and shape == () and hasattr(value, "item"):
+            item = value.item()
+            if isinstance(item, (int, float)):
+                return item if isinstance(item, bool) else _number(item)
+            return mask_text(str(item))
+        if shape is not None and hasattr(value, "dtype"):
+            return f"<{kind.__name__} {value.dtype} {list(map(int, shape))}>"
+        if kind.__name__ in {"dtype", "device", "layout", "memory_format"} or (
+            module in {"numpy", "ml_dtypes"} and "dtype" in kind.__name__.lower()
+        ):
+            return str(value)
+    return _UNKNOWN
+
+
+def _fields(value: Any) -> list[str] | None:
+    """Names of the fields of a dataclass, attrs or pydantic object; None for anything else."""
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    declared = getattr(kind, "__attrs_attrs__", None)
+    if declared is not None:
+        return [field.name for field in declared]
+    declared = getattr(kind, "model_fields", None)
+    if isinstance(declared, Mapping) and hasattr(kind, "__pydantic_validator__"):
+        extra = getattr(value, "model_extra", None)
+        return [*declared, *sorted(extra or {})]
+    return None
+
+
+def _name(value: Any) -> str:
+    for _ in range(4):
+        # functools.partial and decorated functions are called by what they wrap.
+        if hasattr(value, "__qualname__") or not hasattr(value, "func"):
+            break
+        value = value.func
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    module = getattr(value, "__module__", None)
+    return f"{module}.{name}" if module and module != "builtins" else str(name)
+
+
+def _number(value: float) -> int | float | str:
+    if isinstance(value, int):
+        number = int(value)
+        return number if -_MAX_INT <= number < _MAX_INT else hex(number)[:80]
+    # JSON has no such numbers, and readers differ on the spelling that Python gives them.
+    if math.isfinite(value):
+        return float(value)
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

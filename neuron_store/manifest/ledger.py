@@ -1,0 +1,302 @@
+"""The compile-time ledger: one line for each graph that a process captured.
+
+`$VLLM_NEURON_MANIFEST_DIR/ledger/<engine id>/<pid>.jsonl`. Lines go out by one `os.write` each, so
+that one survives `os._exit` in a forked tracer, and every process has its own file. Recording is
+best effort: it never raises, and does nothing at all where the variable is unset.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from json.encoder import encode_basestring_ascii
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neuron_store.manifest.engine import VISIBLE_DEVICES, engine_id
+from neuron_store.manifest.shapes import input_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "MANIFEST_DIR",
+    "LedgerLine",
+    "clear_ledger",
+    "ledger_directory",
+    "manifest_root",
+    "read_ledger",
+    "record_graph",
+]
+
+logger = logging.getLogger(__name__)
+
+MANIFEST_DIR = "VLLM_NEURON_MANIFEST_DIR"
+MAX_LINE = 16 << 20
+"""Bytes; a longer line is skipped on reading."""
+# How long a file is written to without looking whether it is still the one under its name (the
+# emitter removes it), and whether its descriptor still is ours.
+_RECHECK = 0.5
+# The environment as bytes, and the dictionary behind it where there is one: decoding the values and
+# encoding the names at each line would cost as much as the write.
+_DIR_KEY, _DEVICES_KEY = MANIFEST_DIR.encode(), VISIBLE_DEVICES.encode()
+_environment: Mapping[bytes, bytes] = getattr(os.environb, "_data", os.environb)
+
+
+def manifest_root(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The directory of ledgers and manifests; None when the feature is off (unset or empty)."""
+    text = (os.environ if environ is None else environ).get(MANIFEST_DIR, "")
+    return Path(text) if text.strip() else None
+
+
+def ledger_directory(root: Path, engine: str) -> Path:
+    """Where the processes of one engine write."""
+    return root / "ledger" / engine
+
+
+@attrs.frozen
+class LedgerLine:
+    """One captured graph, as one process told it."""
+
+    key: str
+    rank: int
+    """Relative to the writer's tensor-parallel group."""
+    input_shapes: tuple[str, ...]
+    compiler_flags: str
+    position: int = 0
+    """Of the line in its file: the order in which the writer captured its graphs."""
+
+
+class _Writer:
+    """The ledger file of the process. Starts anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pid = -1
+        self.descriptor = -1
+        self.identity = (0, 0)
+        self.source: tuple[bytes | None, bytes | None] = (None, None)
+        self.checked = float("-inf")
+        self.begun: set[str] = set()
+        self.torn = False
+        self.complained = False
+
+    def reset(self) -> None:
+        """After fork: the parent's lock may be held for ever, and its file is not ours."""
+        complained = self.complained
+        if self.descriptor >= 0 and self._is_ours():
+            os.close(self.descriptor)
+        self.__init__()  # type: ignore[misc]  # the object stays: `record_graph` refers to it
+        self.complained = complained
+
+    def write(self, line: bytes, source: tuple[bytes | None, bytes | None]) -> None:
+        # Without the lock, which would cost a third of the write: lines of one O_APPEND write do
+        # not interleave, and the descriptor's number stays while the file behind it is replaced.
+        # Without a look at the pid: `reset` runs in every child that can run Python.
+        now = time.monotonic()
+        if now - self.checked > _RECHECK or self.source != source or self.torn:
+            line = self._prepare(source, line)
+            self.checked = now
+        if os.write(self.descriptor, line) != len(line):
+            # A full disk cut it off; that must not swallow the next line too.
+            self.torn = True
+            raise OSError(errno.ENOSPC, "a ledger line was cut off")
+        self.torn = False
+
+    def _prepare(self, source: tuple[bytes | None, bytes | None], line: bytes) -> bytes:
+        with self.lock:
+            if self.pid != os.getpid() or self.source != source or not self._still_ours():
+                self._open(source)
+            return b"\n" + line if self.torn else line
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor was neither closed by others nor given to another file."""
+        try:
+            status = os.fstat(self.descriptor)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.identity
+
+    def _still_ours(self) -> bool:
+        """Whether it also still has a name: the emitter removes the ledger."""
+        return self._is_ours() and os.fstat(self.descriptor).st_nlink > 0
+
+    def _open(self, source: tuple[bytes | None, bytes | None]) -> None:
+        pid = os.getpid()
+        if self.pid != pid:
+            self.begun.clear()
+            self.pid = pid
+        directory, devices = source
+        assert directory is not None
+        engine = engine_id({VISIBLE_DEVICES: os.fsdecode(devices or b"")})
+        folder = ledger_directory(Path(os.fsdecode(directory)), engine)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = os.fspath(folder / f"{pid}.jsonl")
+        # A pid comes back: what an earlier run left under it is none of this run's.
+        stale = 0 if path in self.begun else os.O_TRUNC
+        descriptor = os.open(
+            path,
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | stale,
+            0o644,
+        )
+        if self.descriptor >= 0 and self._is_ours():
+            os.dup2(descriptor, self.descriptor, inheritable=False)
+            os.close(descriptor)
+        else:
+            self.descriptor = descriptor
+        status = os.fstat(self.descriptor)
+        self.identity = (status.st_dev, status.st_ino)
+        self.begun.add(path)
+        self.source = source
+        self.torn = False
+
+
+_writer = _Writer()
+os.register_at_fork(after_in_child=_writer.reset)
+
+
+def record_graph(
+    key: str,
+    rank: int | Callable[[], int],
+    inputs: Iterable[Any] | Callable[[], Iterable[Any]],
+    compiler_flags: str | Sequence[str] | Callable[[], str | Sequence[str]],
+) -> None:
+    """Write one line for a graph that this process captured. Never raises.
+
+    Where computing an argument costs something, pass a callable: it is called only when the
+    feature is on.
+
+    Args:
+        key: the graph's hash, the name of its directory in the cache.
+        rank: the writer's rank within its tensor-parallel group.
+        inputs: traced inputs (anything with a `shape`), tuples of sizes, or strings as they are to
+            stand in the manifest.
+        compiler_flags: a command line, or its tokens, which are quoted for a shell.
+    """
+    directory = _environment.get(_DIR_KEY)
+    if not directory or directory.isspace():
+        return
+    try:
+        line = _encode(
+            key,
+            rank() if callable(rank) else rank,
+            inputs() if callable(inputs) else inputs,
+            compiler_flags() if callable(compiler_flags) else compiler_flags,
+        )
+        _writer.write(line, (directory, _environment.get(_DEVICES_KEY)))
+    except Exception as error:  # noqa: BLE001  (a ledger must never break a compile)
+        if not _writer.complained:
+            _writer.complained = True
+            logger.warning(
+                "the compile ledger cannot be written, the manifest will miss graphs (said once): "
+                "%s: %s",
+                type(error).__name__,
+                error,
+            )
+
+
+# The same flags stand in nearly every line of a run.
+_flags_json = functools.lru_cache(maxsize=64)(encode_basestring_ascii)
+
+
+def _encode(
+    key: str, rank: int, inputs: Iterable[Any], compiler_flags: str | Sequence[str]
+) -> bytes:
+    # Assembled by hand: `json.dumps` takes four times as long as the write.
+    if type(compiler_flags) is not str:
+        import shlex  # noqa: PLC0415  (callers that give text need none)
+
+        compiler_flags = shlex.join(compiler_flags)
+    return (
+        f'{{"key": {encode_basestring_ascii(key)}, "rank": {rank:d}, '
+        f'"input_shapes": {_text_list(inputs)}, '
+        f'"compiler_flags": {_flags_json(compiler_flags)}}}\n'
+    ).encode("ascii")
+
+
+def _text_list(values: Iterable[Any]) -> str:
+    if type(values) is not list:
+        values = list(values)
+    try:
+        joined = '", "'.join(values)
+    except TypeError:
+        values = input_shapes(values)
+        joined = '", "'.join(values)
+    # Escaping lengthens: by two for each separator and the outer quotes, and by no more when
+    # nothing else needed it.
+    if values and len(encode_basestring_ascii(joined)) == len(joined) + 2 * len(values):
+        return f'["{joined}"]'
+    return json.dumps(values)
+
+
+def clear_ledger(root: Path, engine: str) -> None:
+    """Remove what was recorded under one engine's id; its neighbours' and `ledger/` stay.
+
+    To be called by local rank 0 before the first capture where a crashed run may have left lines,
+    and by the emitter afterwards. Raises OSError.
+    """
+    import shutil  # noqa: PLC0415  (once in a run)
+
+    directory = ledger_directory(root, engine)
+    # What this process records from now on belongs into a new file.
+    _writer.checked = float("-inf")
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+
+
+def read_ledger(directory: Path) -> Iterator[LedgerLine]:
+    """The lines of one engine's processes, file by file in the order of their names.
+
+    A torn last line and whatever else is no ledger line are skipped, and said in the log.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".jsonl"))
+    except FileNotFoundError:
+        return
+    for name in names:
+        path = directory / name
+        skipped = 0
+        try:
+            with path.open("rb") as stream:
+                position = 0
+                while raw := stream.readline(MAX_LINE):
+                    position += 1
+                    line = parse_line(raw, position) if raw.strip() else None
+                    if line is not None:
+                        yield line
+                    elif raw.strip():
+                        skipped += 1
+        except OSError as error:
+            logger.warning("ledger %s cannot be read: %s", path, error)
+        if skipped:
+            logger.warning("ledger %s: %d torn or foreign lines skipped", path, skipped)
+
+
+def parse_line(raw: bytes, position: int = 0) -> LedgerLine | None:
+    """One line, or None when it is not one of the ledger's."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    key, rank = value.get("key"), value.get("rank")
+    shapes, flags = value.get("input_shapes"), value.get("compiler_flags")
+    if (
+        not isinstance(key, str)
+        or type(rank) is not int
+        or not isinstance(shapes, list)
+        or not all(isinstance(shape, str) for shape in shapes)
+        or not isinstance(flags, str)
+    ):
+        return None
+    return LedgerLine(key, rank, tuple(shapes), flags, position)

@@ -1,0 +1,233 @@
+"""Brings all graphs of a deployment to the node, and promotes them from it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    NeuronStoreError,
+    PromoteError,
+)
+from neuron_store.manifest.reader import graph_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from neuron_store.abc import ArtifactStore, Publication
+    from neuron_store.manifest.reader import Engine
+
+__all__ = ["Fetched", "Prefetch", "Promoted", "Promotes", "prefetch", "promote_manifest"]
+
+DEFAULT_WORKERS = 16
+
+
+@attrs.frozen
+class Fetched:
+    """What became of one graph."""
+
+    key: str
+    outcome: str
+    """`present` (was local already), `fetched` (by this process or by another that it waited for),
+    `missing`, `error`, or `skipped` (over budget)."""
+    size: int = 0
+    """Bytes, where they were fetched."""
+    detail: str = ""
+
+
+@attrs.frozen
+class Prefetch:
+    """What a prefetch did."""
+
+    graphs: tuple[Fetched, ...]
+    seconds: float
+
+    def of(self, outcome: str) -> tuple[Fetched, ...]:
+        """Those with that outcome."""
+        return tuple(graph for graph in self.graphs if graph.outcome == outcome)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every graph is on the node now."""
+        return all(graph.outcome in {"present", "fetched"} for graph in self.graphs)
+
+    @property
+    def size(self) -> int:
+        """Bytes fetched."""
+        return sum(graph.size for graph in self.graphs)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        outcomes = ("present", "fetched", "missing", "error", "skipped")
+        return {
+            "complete": self.complete,
+            **{outcome: len(self.of(outcome)) for outcome in outcomes},
+            "bytes": self.size,
+            "seconds": round(self.seconds, 3),
+            "graphs": [attrs.asdict(graph) for graph in self.graphs],
+        }
+
+
+def prefetch(
+    store: ArtifactStore,
+    engines: Sequence[Engine],
+    *,
+    workers: int = DEFAULT_WORKERS,
+    budget: int | None = None,
+    progress: Callable[[Fetched], None] | None = None,
+) -> Prefetch:
+    """Bring every graph of the manifests into the store's local tier.
+
+    Several ranks of a node may call it at once: `get` takes each key's lock, so that each graph is
+    fetched once, and every process starts at another place of the list, so that they share the
+    work.
+
+    Args:
+        store: has a local side (`TieredStore`).
+        engines: whose graphs to bring.
+        workers: fetches at once.
+        budget: bytes that may be fetched in all; what would go beyond is skipped, in the order of
+            the manifests. It is counted by the records' sizes before anything is fetched.
+        progress: told of each graph as it is done, one at a time.
+    """
+    began = time.monotonic()
+    keys = list(graph_ranks(engines))
+    lock = threading.Lock()
+    results: dict[str, Fetched] = {}
+
+    def done(result: Fetched) -> None:
+        with lock:
+            results[result.key] = result
+            if progress is not None:
+                progress(result)
+
+    def bring(key: str) -> None:
+        done(_bring(store, key))
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        wanted = []
+        for key, path in zip(keys, pool.map(functools.partial(_local, store), keys), strict=True):
+            if path is None:
+                wanted.append(key)
+            else:
+                done(Fetched(key, "present"))
+        if budget is not None:
+            wanted = _within(store, wanted, budget, pool, done)
+        start = os.getpid() % len(wanted) if wanted else 0
+        for future in [pool.submit(bring, key) for key in wanted[start:] + wanted[:start]]:
+            future.result()
+    return Prefetch(tuple(results[key] for key in keys), time.monotonic() - began)
+
+
+def _local(store: ArtifactStore, key: str) -> Path | None:
+    try:
+        return store.path_of(key)
+    except NeuronStoreError:
+        return None  # `get` will say what is wrong, or repair it.
+
+
+def _within(
+    store: ArtifactStore,
+    keys: list[str],
+    budget: int,
+    pool: ThreadPoolExecutor,
+    done: Callable[[Fetched], None],
+) -> list[str]:
+    def size(key: str) -> int | None:
+        try:
+            artifact = store.find(key)
+        except NeuronStoreError:
+            return None
+        return None if artifact is None else artifact.size
+
+    left, chosen = budget, []
+    for key, found in zip(keys, pool.map(size, keys), strict=True):
+        # Of unknown size: not there, or in trouble; `get` will say which.
+        if found is not None and found > left:
+            done(Fetched(key, "skipped", detail=f"{found} bytes, {left} left of the budget"))
+            continue
+        left -= found or 0
+        chosen.append(key)
+    return chosen
+
+
+def _bring(store: ArtifactStore, key: str) -> Fetched:
+    try:
+        path = store.get(key)
+    except ArtifactNotFound as error:
+        return Fetched(key, "missing", detail=str(error))
+    except (ArtifactCorrupt, NeuronStoreError) as error:
+        return Fetched(key, "error", detail=str(error))
+    return Fetched(key, "fetched", _bytes_below(path))
+
+
+def _bytes_below(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(f"{folder}/{name}").st_size
+            except OSError:
+                continue
+    return total
+
+
+class Promotes(Protocol):
+    """A store that promotes to shared tiers, as `TieredStore` does."""
+
+    def promote(self, key: str) -> Mapping[str, Publication]:
+        """Publish a local artifact in the shared tiers; tier name to what became of it."""
+
+
+@attrs.frozen
+class Promoted:
+    """What became of one graph's promotion."""
+
+    key: str
+    tiers: Mapping[str, Publication]
+    error: NeuronStoreError | None = None
+
+
+def promote_manifest(
+    store: Promotes,
+    engines: Sequence[Engine],
+    *,
+    workers: int = 8,
+    progress: Callable[[Promoted], None] | None = None,
+) -> list[Promoted]:
+    """Promote every graph of the manifests; one that fails does not stop the others.
+
+    Args:
+        store: where the artifacts are, with the tiers to promote to.
+        engines: whose graphs to promote.
+        workers: promotions at once.
+        progress: told of each graph as it is done, one at a time.
+
+    Returns:
+        One for each graph; those with an `error` did not reach every tier.
+    """
+    lock = threading.Lock()
+
+    def one(key: str) -> Promoted:
+        try:
+            result = Promoted(key, store.promote(key))
+        except PromoteError as error:
+            result = Promoted(key, error.done, error)
+        except NeuronStoreError as error:
+            result = Promoted(key, {}, error)
+        with lock:
+            if progress is not None:
+                progress(result)
+        return result
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        return list(pool.map(one, graph_ranks(engines)))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+import pytest
+
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ConfigError,
+    MissingExtra,
+    NeuronStoreError,
+    TierError,
+)
+from neuron_store.tier_url import parse_tier_url
+from neuron_store_backends._options import Times
+from neuron_store_backends.s3 import S3Store
+from tests.backends.cases import CONTENTS, ConditionalCases, fill
+from tests.servers.moto import CREDENTIALS
+from tests.servers.processes import black_hole
+
+
+class TestMoto(ConditionalCases):
+    @pytest.fixture
+    def place(self, s3_place):
+        return s3_place
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def artifact(source):
+    return fill(source, CONTENTS, "k")
+
+
+def test_a_miss_costs_one_request(s3_place, moto):
+    store = s3_place.store()
+    moto.faults.log.clear()
+    assert store.find("nothing") is None
+    assert len(moto.faults.log) == 1
+
+
+def test_a_small_hit_costs_two_requests(s3_place, moto, source, tmp_path):
+    artifact = fill(source, {"graph_k.neff": os.urandom(200_000), "m.json": b"{}"}, "k")
+    s3_place.store().publish(artifact, source)
+    moto.faults.log.clear()
+    (tmp_path / "into").mkdir()
+    s3_place.store().fetch("k", tmp_path / "into")
+    assert [method for method, _ in moto.faults.log] == ["GET", "GET"]
+
+
+def test_the_commit_is_one_conditional_put(s3_place, moto, artifact, source):
+    s3_place.store().publish(artifact, source)
+    commits = [m for m, path in moto.faults.log if "/index/k.json" in path]
+    assert commits == ["GET", "PUT"]
+
+
+def test_a_wrong_bucket_is_an_error_that_names_it_and_not_a_miss(s3_place, artifact, source):
+    store = S3Store("no-such-bucket-here/p", endpoint_url=s3_place.url)
+    for call in (
+        lambda: store.find("k"),
+        lambda: list(store.keys()),
+        lambda: store.publish(artifact, source),
+        lambda: store.delete("k"),
+    ):
+        with pytest.raises(TierError, match=r"no-such-bucket-here.*bucket does not exist"):
+            call()
+
+
+def test_missing_credentials_are_an_error_with_the_remedy(s3_place, monkeypatch):
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    with pytest.raises(TierError, match="AWS_PROFILE"):
+        s3_place.store().find("k")
+
+
+def test_an_unknown_profile_is_named_as_the_trouble(s3_place):
+    with pytest.raises(TierError, match="profile does not exist"):
+        s3_place.store(profile="nobody").find("k")
+
+
+def test_nobody_listening_is_an_error_soon(s3_place):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        store = S3Store("b-x/p", endpoint_url=f"http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(TierError, match="cannot connect|refused"):
+            store.find("k")
+
+
+def test_a_host_that_does_not_resolve_is_an_error(s3_place):
+    store = S3Store("bucket/p", endpoint_url="http://no-such-host.invalid:9")
+    with pytest.raises(TierError, match="resolve|cannot connect"):
+        store.find("k")
+
+
+def test_a_server_without_tls_is_told_as_such(s3_place):
+    store = S3Store(f"{s3_place.bucket}/p", endpoint_url=s3_place.url.replace("http:", "https:"))
+    with pytest.raises(TierError, match="TLS"):
+        store.find("k")
+
+
+def test_a_peer_that_accepts_and_never_answers_ends_in_its_deadline(aws):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        store = S3Store(
+            "bucket/p",
+            endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            times=Times(timeout=2, read_timeout=1),
+        )
+        with pytest.raises(TierError, match="in time"):
+            store.find("k")
+
+
+def test_dropped_packets_end_in_a_few_connect_timeouts(aws):
+    times = Times(connect_timeout=0.5)
+    with black_hole() as url:
+        began = time.monotonic()
+        with pytest.raises(TierError, match="no connection in time"):
+            S3Store("bucket/p", endpoint_url=url, times=times).find("k")
+        assert time.monotonic() - began < 15
+
+
+def test_no_error_repeats_a_credential(s3_place, moto, artifact, source):
+    secrets = [CREDENTIALS["AWS_SECRET_ACCESS_KEY"], CREDENTIALS["AWS_ACCESS_KEY_ID"]]
+    moto.faults.add("answer", status="403 Forbidden", code="SignatureDoesNotMatch", times=99)
+    with pytest.raises(TierError) as caught:
+        s3_place.store().publish(artifact, source)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert not any(secret in f"{error!r} {error}" for secret in secrets)
+        error = error.__cause__
+
+
+def test_an_index_object_too_large_to_be_a_record_is_not_read(s3_place):
+    s3_place.put("index/k.json", bytes(17 << 20))
+    with pytest.raises(TierError, match="larger than"):
+        s3_place.store().find("k")
+
+
+def test_no_upload_dangles_when_the_source_is_wrong(s3_place, source):
+    artifact = fill(source, {"big": os.urandom(1000) * 20_000}, "k")
+    with (source / "big").open("r+b") as stream:
+        stream.write(b"?")
+    with pytest.raises(ArtifactCorrupt):
+        s3_place.store().publish(artifact, source)
+    assert s3_place.dangling() == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://",
+        "s3://bucket/../other",
+        "s3://bucket//x",
+        "s3://bucket/p?unknown=1",
+        "s3://bucket/p?anon=maybe",
+        "s3://bucket/p?timeout=soon",
+        "s3://bucket/p?timeout=-1",
+        "s3://bucket/p?endpoint_url=localhost:9000",
+        "s3://bucket/p?addressing_style=odd",
+    ],
+)
+def test_an_unusable_url_is_refused(url):
+    with pytest.raises(ConfigError):
+        S3Store.from_url(parse_tier_url(url))
+
+
+def test_a_url_with_every_option_is_understood(s3_place, artifact, source):
+    url = parse_tier_url(
+        f"s3://{s3_place.bucket}/{s3_place.prefix}?endpoint_url={s3_place.url}&region=us-east-1"
+        "&path_style=1&anon=0&connect_timeout=3&read_timeout=9&timeout=20&stall_timeout=30&name=moto"
+    )
+    store = S3Store.from_url(url)
+    assert store.name == "moto"
+    assert store.location == f"s3://{s3_place.bucket}/{s3_place.prefix}"
+    assert store.publish(artifact, source).name == "CREATED"
+    assert "index/k.json" in s3_place.paths()
+
+
+def test_without_the_extra_the_error_has_the_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(MissingExtra, match=r"neuron-store\[s3\]"):
+        S3Store("bucket/p")
+
+
+def test_a_reader_of_a_read_only_tier_writes_nothing(s3_place, artifact, source, tmp_path):
+    s3_place.store().publish(artifact, source)
+    neff = artifact.file("graph_k.neff")
+    s3_place.put(f"payload/k/{neff.sha256}/graph_k.neff", bytes(neff.size))
+    before = s3_place.paths()
+    (tmp_path / "into").mkdir()
+    with pytest.raises(ArtifactCorrupt):
+        s3_place.store(read_only=True).fetch("k", tmp_path / "into")
+    assert s3_place.paths() == before
+
+
+def test_errors_are_all_of_ours():
+    assert issubclass(TierError, NeuronStoreError)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from neuron_store.compilers._example_graphs import example_graph
+from tests.cli.conftest import KEY
+
+GRAPH = """\
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.add %a, %a : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+
+
+@pytest.fixture
+def graph(tmp_path):
+    file = tmp_path / "graph.mlir"
+    file.write_text(GRAPH)
+    return file
+
+
+class TestIree:
+    @pytest.fixture(autouse=True)
+    def installed(self):
+        pytest.importorskip("iree.compiler")
+
+    def test_compiles_once_then_hits_then_fetches(self, cli, places, graph):
+        (first,) = cli.json("compile", graph)["artifacts"]
+        assert first["outcome"] == "compiled"
+        assert first["components"]["compiler"] == "iree"
+        assert Path(first["path"]) == places.local / first["key"]
+        assert cli.json("compile", graph)["artifacts"][0]["outcome"] == "hit"
+        cli("promote", first["key"])
+        shutil.rmtree(places.local)
+        (again,) = cli.json("compile", graph)["artifacts"]
+        assert (again["key"], again["outcome"]) == (first["key"], "fetched")
+
+    def test_piped_it_is_one_line(self, command, places, graph):
+        result = command("--local", places.local, "compile", graph)
+        assert result.returncode == 0
+        key, outcome, seconds, path = result.stdout.rstrip("\n").split("\t")
+        assert outcome == "compiled"
+        assert float(seconds) > 0
+        assert os.path.isfile(f"{path}/graph_{key}.vmfb")
+
+    def test_a_flag_makes_another_artifact(self, cli, graph):
+        (plain,) = cli.json("compile", graph)["artifacts"]
+        document = cli.json("compile", graph, "--flag", "--iree-opt-level=O3")
+        assert document["artifacts"][0]["key"] != plain["key"]
+
+    def test_a_failed_compile_shows_the_compilers_last_lines(self, command, places, graph):
+        graph.write_text("func.func @main( {")
+        result = command("--local", places.local, "compile", graph)
+        assert result.returncode == 1
+        assert "error: compile of " in result.stderr
+        assert "last lines of the compiler" in result.stderr
+        assert result.stdout.split("\t")[1] == "failed"
+
+    def test_compiling_forbidden_is_an_honest_no(self, command, places, graph):
+        env = {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+        options = ["--local", places.local, "--tier", places.shared]
+        result = command(*options, "compile", graph, env=env)
+        assert result.returncode == 1
+        assert f"{places.shared}: miss" in result.stderr
+
+    def test_many_jobs_where_one_that_fails_stops_no_other(self, command, places, graph, tmp_path):
+        (tmp_path / "broken.mlir").write_text("func.func @main( {")
+        lines = [
+            '{"compiler": "iree", "graph": "broken.mlir"}',
+            '{"compiler": "iree", "graph": "graph.mlir"}',
+            '{"compiler": "iree", "graph": "graph.mlir", "flags": "--iree-opt-level=O3"}',
+        ]
+        jobs = tmp_path / "jobs.jsonl"
+        jobs.write_text("\n".join(lines))
+        options = ["--local", places.local, "compile", "--jobs", jobs]
+        result = command(*options, "--workers", "2")
+        assert result.returncode == 1
+        outcomes = [line.split("\t")[1] for line in result.stdout.splitlines()]
+        assert outcomes == ["failed", "compiled", "compiled"]
+        assert result.stderr.splitlines()[-1].startswith("2 compiled, 1 failed; in ")
+        jobs.write_text("\n".join(lines[1:]))
+        result = command(*options, "--json")
+        document = json.loads(result.stdout)
+        assert [each["outcome"] for each in document["artifacts"]] == ["hit", "hit"]
+        assert document["ok"] is True
+
+
+class TestNeuronxCc:
+    @pytest.fixture
+    def compile_(self, command, places, monkeypatch):
+        stubs = Path(__file__).parents[1] / "stubs"
+        monkeypatch.setenv("PATH", f"{stubs}:{os.environ['PATH']}")
+
+        def run(*flags: str):
+            options = [f"--flag={flag}" for flag in ("--target=trn2", *flags)]
+            graph = example_graph("prefill", ".hlo")
+            compiler = ["compile", graph, "--compiler", "neuronx-cc"]
+            return command("--local", places.local, *compiler, *options)
+
+        return run
+
+    def test_leaves_what_the_neuron_stack_expects(self, compile_):
+        result = compile_()
+        assert result.returncode == 0, result.stderr
+        key, outcome, _, path = result.stdout.rstrip("\n").split("\t")
+        assert outcome == "compiled"
+        names = set(os.listdir(path))
+        assert {"graph.hlo", f"graph_{key}.neff", ".compilation_complete"} <= names
+
+    @pytest.mark.parametrize("kind", ["one-byte", "truncated", "foreign", "none"])
+    def test_a_broken_executable_is_refused_and_not_kept(self, compile_, places, kind):
+        result = compile_(f"--stub-neff={kind}")
+        assert result.returncode == 1
+        assert "error: compile of " in result.stderr
+        assert not list(places.local.rglob("*.neff"))
+
+
+def test_unknown_compiler(command, graph):
+    result = command("compile", graph, "--compiler", "gcc")
+    assert result.returncode == 2
+    assert "error: no compiler 'gcc'; known: iree, neuronx-cc" in result.stderr
+
+
+def test_graph_that_is_not_there(command, tmp_path):
+    result = command("compile", tmp_path / KEY)
+    assert result.returncode == 2
+    assert "does not exist" in result.stderr
+
+
+@pytest.mark.parametrize("extra", [[], ["--compiler", "iree"], ["--flag=-O1"]])
+def test_a_graph_or_a_jobs_file(cli, graph, tmp_path, extra):
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text("{}")
+    arguments = ["--jobs", jobs, *extra] if extra else [graph, "--jobs", jobs]
+    assert "Usage" in cli("compile", *arguments, status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an object"),
+        ('{"compiler": "iree", "graph": "nowhere.mlir"}', "is not there"),
+        ('{"compiler": "gcc", "graph": "graph.mlir"}', "no compiler 'gcc'"),
+        ('{"compiler": "iree", "graph": "graph.mlir", "flag": 1}', "unknown field 'flag'"),
+    ],
+)
+@pytest.mark.usefixtures("graph")
+def test_a_jobs_file_that_cannot_be_used(cli, tmp_path, line, piece):
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text(line)
+    result = cli("compile", "--jobs", jobs, status=2)
+    assert f"{jobs}, line 1: " in result.stderr
+    assert piece in result.stderr

@@ -1,0 +1,94 @@
+"""The commands on an object store, where nothing is a directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import KEY, OTHER
+from tests.servers.moto import CREDENTIALS
+
+
+@pytest.fixture
+def bucket(server, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server.faults.clear()
+    client = server.client()
+    client.create_bucket(Bucket="cli")
+    yield client
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="cli"):
+        for entry in page.get("Contents", ()):
+            client.delete_object(Bucket="cli", Key=entry["Key"])
+    client.delete_bucket(Bucket="cli")
+
+
+@pytest.fixture
+def s3(bucket, server, command, places):
+    def run(*arguments, status=0):
+        tier = f"s3://cli/cache?endpoint_url={server.url}&name=far"
+        result = command("--local", places.local, "--tier", tier, *arguments, "--json")
+        assert result.returncode == status, result.stderr
+        return json.loads(result.stdout)
+
+    return run
+
+
+def test_promote_list_show_verify_and_fetch(s3, put, places):
+    put(places.local)
+    assert [a["outcome"] for a in s3("promote", "--all")["artifacts"]] == ["created"]
+    shutil.rmtree(places.local)
+    (listed,) = s3("ls")["artifacts"]
+    assert (listed["tier"], listed["key"], listed["size"]) == ("far", KEY, 7)
+    assert [t["outcome"] for t in s3("show", KEY)["tiers"]] == ["miss", "hit"]
+    assert [a["outcome"] for a in s3("verify", "--tier", "far")["artifacts"]] == ["ok"]
+    (fetched,) = s3("fetch", KEY)["artifacts"]
+    assert (fetched["outcome"], fetched["tier"]) == ("fetched", "far")
+    assert (places.local / KEY / f"graph_{KEY}.vmfb").read_bytes() == b"program"
+
+
+def test_a_damaged_record_is_listed_and_the_others_too(s3, bucket, put, places):
+    put(places.local)
+    put(places.local, OTHER)
+    s3("promote", "--all")
+    bucket.put_object(Bucket="cli", Key=f"cache/index/{KEY}.json", Body=b"{")
+    outcomes = {a["key"]: a["outcome"] for a in s3("ls", "--tier", "far", status=1)["artifacts"]}
+    assert outcomes == {KEY: "corrupt", OTHER: "hit"}
+    outcomes = {
+        a["key"]: a["outcome"] for a in s3("verify", "--tier", "far", status=1)["artifacts"]
+    }
+    assert outcomes == {KEY: "corrupt", OTHER: "ok"}
+
+
+def test_doctor_finds_it_fit(s3):
+    tier = s3("doctor")["tiers"][1]
+    assert tier["location"] == "s3://cli/cache"
+    assert tier["fit"] is True
+
+
+def test_an_interrupt_does_not_wait_for_a_transfer(bucket, server, put, places):
+    put(places.local)
+    held = server.faults.add("hold", method="PUT", path="/cli/cache/index/")
+    tier = f"s3://cli/cache?endpoint_url={server.url}"
+    options = ["--local", str(places.local), "--tier", tier]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neuron_store.cli", *options, "promote", KEY],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert held.reached.wait(60)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        held.released.set()
+        process.kill()
+    assert (process.returncode, stdout) == (130, "")
+    assert "Traceback" not in stderr

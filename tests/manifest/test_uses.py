@@ -1,0 +1,364 @@
+"""diff, merge, ready, plan, prefetch, promote, as functions."""
+
+import json
+import os
+import shutil
+from multiprocessing import get_context
+from pathlib import Path
+
+import attrs
+import filelock
+import pytest
+
+from neuron_store.abc import Publication
+from neuron_store.errors import ArtifactNotFound, PromoteError, TierError
+from neuron_store.manifest.diff import diff_manifests
+from neuron_store.manifest.merge import merge_engines
+from neuron_store.manifest.plan import FlagChange, plan_upgrade
+from neuron_store.manifest.prefetch import prefetch, promote_manifest
+from neuron_store.manifest.reader import Engine
+from neuron_store.manifest.ready import check_ready
+from neuron_store.manifest.schema import (
+    Config,
+    Graph,
+    Manifest,
+    Topology,
+    dump_manifest,
+    load_manifest,
+)
+from tests.manifest import samples
+from tests.manifest.stores import DirectoryStore, key_of, publish
+
+
+def engine(*graphs: Graph, name: str = "dev0_7", world: int = 2, **options) -> Engine:
+    config = Config(topology=Topology(world_size=world))
+    return Engine(name, Path(name), Manifest(config=config, graphs=graphs, **options))
+
+
+def graph(number: int, ranks=(0, 1), **options) -> Graph:
+    return Graph(key_of(number), ranks=tuple(ranks), **options)
+
+
+class TwoTiers(DirectoryStore):
+    """A local directory over a remote one, with what `TieredStore` promises of `get`."""
+
+    def __init__(self, root: Path, remote: DirectoryStore) -> None:
+        super().__init__(root)
+        self.shared = remote
+        self.fetched: list[str] = []
+
+    def find(self, key):
+        return super().find(key) or self.shared.find(key)
+
+    def path_of(self, key):
+        return None if DirectoryStore.find(self, key) is None else self.root / key
+
+    def get(self, key):
+        with filelock.FileLock(self.root.with_name(f"{key}.lock")):
+            path = self.path_of(key)
+            if path is not None:
+                return path
+            artifact = self.shared.find(key)
+            if artifact is None:
+                raise ArtifactNotFound(key, self.location)
+            self.fetched.append(key)
+            self.publish(artifact, self.shared.root / key)
+            return self.root / key
+
+    def promote(self, key):
+        if key == key_of(13):
+            raise PromoteError(key, {"s3": TierError("s3", "publish", "403")}, {})
+        artifact = DirectoryStore.find(self, key)
+        if artifact is None:
+            raise ArtifactNotFound(key, self.location)
+        return {"shared": self.shared.publish(artifact, self.root / key)}
+
+
+@pytest.fixture
+def two(tmp_path, remote) -> TwoTiers:
+    return TwoTiers(tmp_path / "local", remote)
+
+
+# -- diff ------------------------------------------------------------------------------------------
+
+
+def test_equal_manifests_do_not_differ():
+    found = diff_manifests(samples.manifest(), samples.manifest())
+    assert found.same
+    assert found.plain()["same"] is True
+
+
+def test_a_diff_names_graphs_fields_settings_and_packages():
+    before = samples.manifest(graphs=4)
+    graphs = list(before.graphs)
+    graphs[1] = attrs.evolve(graphs[1], neff_size=1, ranks=(0,), extra={"new": 1})
+    gone = graphs.pop(2)
+    added = graph(77)
+    after = attrs.evolve(
+        before,
+        graphs=(*graphs, added),
+        environment={**before.environment, "torch": "2.12", "nki": "1"},
+        config=attrs.evolve(
+            before.config, max_num_seqs=64, vllm_config={"model_config": {"seed": 1}}
+        ),
+    )
+    found = diff_manifests(before, after)
+    assert not found.same
+    assert [g.graph_hash for g in found.added] == [added.graph_hash]
+    assert [g.graph_hash for g in found.gone] == [gone.graph_hash]
+    assert set(found.changed[graphs[1].graph_hash]) == {"neff_size", "ranks", "new"}
+    assert found.config["max_num_seqs"] == (32, 64)
+    assert found.config["vllm_config.model_config.seed"] == (0, 1)
+    assert "vllm_config.cache_config.block_size" in found.config
+    assert set(found.environment) == {"torch", "nki"}
+    plain = json.loads(json.dumps(found.plain()))
+    assert plain["environment"]["nki"] == {"after": "1"}
+    assert plain["changed"][graphs[1].graph_hash]["ranks"]["after"] == [0]
+
+
+def test_fields_may_be_ignored():
+    before = Manifest(graphs=(graph(1, created_timestamp="a"),))
+    after = Manifest(graphs=(graph(1, created_timestamp="b"),))
+    assert not diff_manifests(before, after).same
+    assert diff_manifests(before, after, ignore={"created_timestamp"}).same
+
+
+# -- merge -----------------------------------------------------------------------------------------
+
+
+def test_a_merge_lists_each_graph_once_with_its_engines_and_is_itself_a_manifest():
+    a = engine(graph(1), graph(2, neff_size=None), name="dev0_7", environment={"torch": "1"})
+    b = engine(graph(2, (2, 3), neff_size=9), name="dev8_15", environment={"torch": "2"}, world=4)
+    merged = load_manifest(dump_manifest(merge_engines([a, b])))
+    assert [(g.graph_hash, g.ranks) for g in merged.graphs] == [
+        (key_of(1), (0, 1)),
+        (key_of(2), (0, 1, 2, 3)),
+    ]
+    assert merged.graphs[1].neff_size == 9
+    assert merged.graphs[1].extra["engines"] == {"dev0_7": [0, 1], "dev8_15": [2, 3]}
+    differences = merged.extra["engines"]["dev8_15"]
+    assert differences["environment_differences"] == {"torch": "2"}
+    assert differences["config_differences"] == {"topology.world_size": 4}
+    assert merged.extra["engines"]["dev0_7"]["config_differences"] == {}
+
+
+def test_merging_what_was_merged_keeps_the_engines_names():
+    inner = merge_engines([engine(graph(1)), engine(graph(1, (2,)), name="dev8_15")])
+    again = merge_engines([Engine("node1", Path("node1"), inner)])
+    assert again.graphs[0].extra["engines"] == {"node1/dev0_7": [0, 1], "node1/dev8_15": [2]}
+
+
+def test_merging_nothing_gives_an_empty_manifest():
+    assert merge_engines([]).graphs == ()
+
+
+# -- ready -----------------------------------------------------------------------------------------
+
+
+def test_ready_when_every_graph_of_every_rank_is_there_and_verifies(remote, tmp_path):
+    for number in (1, 2):
+        publish(remote, tmp_path / "src", key_of(number))
+    found = check_ready([engine(graph(1), graph(2))], remote)
+    assert found.ready
+    assert found.world_size == 2
+    assert found.plain()["missing"] == []
+
+
+def test_what_is_missing_is_named_with_its_ranks(remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1))
+    found = check_ready([engine(graph(1), graph(2, (1,)))], remote)
+    assert not found.ready
+    assert [(g.key, g.ranks, g.state) for g in found.missing] == [(key_of(2), (1,), "missing")]
+
+
+def test_damaged_bytes_are_found_only_by_verifying(remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1))
+    program = remote.root / key_of(1) / f"graph_{key_of(1)}.neff"
+    data = bytearray(program.read_bytes())
+    data[-1] ^= 1
+    program.write_bytes(data)
+    assert check_ready([engine(graph(1))], remote, verify=False).ready
+    found = check_ready([engine(graph(1))], remote)
+    assert [g.state for g in found.missing] == ["corrupt"]
+
+
+def test_a_tier_that_cannot_say_is_not_ready(remote):
+    remote.broken = "403"
+    found = check_ready([engine(graph(1))], remote)
+    assert [(g.state, "403" in g.detail) for g in found.graphs] == [("error", True)]
+
+
+def test_a_rank_that_traced_nothing_is_a_missing_manifest(remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1))
+    found = check_ready([engine(graph(1))], remote, world_size=4)
+    assert found.unseen_ranks == (2, 3)
+    assert not found.ready
+
+
+def test_several_engines_ranks_add_up(remote, tmp_path):
+    for number in (1, 2):
+        publish(remote, tmp_path / "src", key_of(number))
+    engines = [engine(graph(1)), engine(graph(2, (2, 3)), name="dev8_15")]
+    assert check_ready(engines, remote, world_size=4).ready
+
+
+def test_no_graphs_at_all_are_not_ready(remote):
+    assert not check_ready([engine()], remote).ready
+
+
+def test_ranks_with_fewer_graphs_than_others_are_pointed_out(remote, tmp_path):
+    for number in (1, 2):
+        publish(remote, tmp_path / "src", key_of(number))
+    found = check_ready([engine(graph(1), graph(2, (0,)))], remote)
+    assert found.ready
+    assert found.partial == ("dev0_7: up to 2 graphs a rank, but rank 1: 1",)
+
+
+# -- plan ------------------------------------------------------------------------------------------
+
+FLAGS = "--target trn2 --auto-cast=none -O2"
+
+
+def planned(environment=None, **options):
+    graphs = (graph(1, compiler_flags=FLAGS, neff_size=100), graph(2, compiler_flags="-O1"))
+    deployment = engine(*graphs, environment=environment or {"neuronx-cc": "2.31", "torch": "2.11"})
+    return plan_upgrade([deployment], **options)
+
+
+@pytest.mark.parametrize("name", ["neuronx-cc", "neuronxcc", "neuronx_cc", "NeuronX.cc"])
+def test_another_compiler_misses_every_key(name):
+    found = planned(upgrades={name: "2.32"})
+    assert [g.outcome for g in found.graphs] == ["miss", "miss"]
+    assert "2.31 -> 2.32" in found.graphs[0].reasons[0]
+    assert found.plain()["bytes_to_compile"] == 100
+
+
+def test_the_same_version_misses_nothing():
+    assert planned(upgrades={"neuronx-cc": "2.31", "torch": "2.11"}).plain()["hit"] == 2
+
+
+def test_another_framework_may_miss():
+    found = planned(upgrades={"torch": "2.12"})
+    assert [g.outcome for g in found.graphs] == ["may miss", "may miss"]
+
+
+def test_a_version_that_was_not_recorded_is_said_to_be_unknown():
+    found = planned(environment={"torch": "1"}, upgrades={"neuronx-cc": "2.32"})
+    assert "not recorded" in found.graphs[0].reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "outcomes"),
+    [
+        (FlagChange(add=("--auto-cast=all",)), ["miss", "miss"]),
+        (FlagChange(add=("--auto-cast none",)), ["hit", "miss"]),
+        (FlagChange(remove=("-O1",)), ["hit", "miss"]),
+        (FlagChange(remove=("--verbose",)), ["hit", "hit"]),
+        (FlagChange(add=("--target trn2",)), ["hit", "miss"]),
+    ],
+)
+def test_a_change_of_flags_misses_where_the_canonical_flags_change(change, outcomes):
+    assert [g.outcome for g in planned(flags=change).graphs] == outcomes
+
+
+def test_a_graph_of_two_engines_takes_the_worse_of_both():
+    old = engine(graph(1, (0,)), environment={"nki": "1"})
+    new = engine(graph(1, (1,)), name="b", environment={"nki": "2"})
+    found = plan_upgrade([new, old], upgrades={"nki": "2"})
+    assert [(g.outcome, g.ranks) for g in found.graphs] == [("miss", (0, 1))]
+
+
+# -- prefetch --------------------------------------------------------------------------------------
+
+
+def test_prefetch_brings_what_is_not_local_and_tells_each_outcome(two, remote, tmp_path):
+    for number in (1, 2):
+        publish(remote, tmp_path / "src", key_of(number))
+    publish(two, tmp_path / "src2", key_of(3))
+    told = []
+    found = prefetch(
+        two, [engine(*(graph(n) for n in (1, 2, 3, 4)))], progress=lambda g: told.append(g.key)
+    )
+    assert [g.outcome for g in found.graphs] == ["fetched", "fetched", "present", "missing"]
+    assert sorted(told) == [key_of(n) for n in (1, 2, 3, 4)]
+    assert not found.complete
+    assert found.size > 2 * 6024
+    again = prefetch(two, [engine(graph(1), graph(2))])
+    assert again.complete
+    assert again.size == 0
+    assert sorted(two.fetched) == [key_of(1), key_of(2)]
+
+
+def test_prefetch_keeps_to_its_budget_in_the_manifests_order(two, remote, tmp_path):
+    for number in range(4):
+        publish(remote, tmp_path / "src", key_of(number), payload=100_000)
+    size = remote.find(key_of(0)).size
+    found = prefetch(two, [engine(*(graph(n) for n in range(4)))], budget=2 * size + 10)
+    assert [g.outcome for g in found.graphs] == ["fetched", "fetched", "skipped", "skipped"]
+    assert "left of the budget" in found.graphs[2].detail
+    assert not found.complete
+
+
+def test_prefetch_tells_trouble_as_an_error_and_brings_the_rest(two, remote, tmp_path, monkeypatch):
+    for number in (1, 2):
+        publish(remote, tmp_path / "src", key_of(number))
+    real = two.get
+
+    def get(key):
+        if key == key_of(1):
+            raise TierError("s3", "fetch", "503")
+        return real(key)
+
+    monkeypatch.setattr(two, "get", get)
+    found = prefetch(two, [engine(graph(1), graph(2))])
+    assert [g.outcome for g in found.graphs] == ["error", "fetched"]
+
+
+def test_nothing_to_bring_is_complete(two):
+    assert prefetch(two, [engine()]).complete
+
+
+def _rank(local: Path, shared: Path, path: Path, counts) -> None:
+    from neuron_store.manifest.reader import read_engines
+
+    store = TwoTiers(local, DirectoryStore(shared, remote=True))
+    found = prefetch(store, read_engines([path]))
+    counts.put((found.complete, len(store.fetched)))
+    counts.close()
+    counts.join_thread()
+    os._exit(0)
+
+
+def test_ranks_that_prefetch_at_once_fetch_each_graph_once(two, remote, tmp_path):
+    for number in range(12):
+        publish(remote, tmp_path / "src", key_of(number))
+    path = tmp_path / "manifest.json"
+    path.write_bytes(dump_manifest(engine(*(graph(n) for n in range(12))).manifest))
+    context = get_context("fork")
+    counts = context.Queue()
+    ranks = [
+        context.Process(target=_rank, args=(two.root, remote.root, path, counts)) for _ in range(4)
+    ]
+    for rank in ranks:
+        rank.start()
+    answers = [counts.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    assert all(complete for complete, _ in answers)
+    assert sum(fetched for _, fetched in answers) == len(list(two.keys())) == 12
+
+
+# -- promote ---------------------------------------------------------------------------------------
+
+
+def test_promotion_by_manifest_goes_on_after_a_failure_and_tells_it(two, remote, tmp_path):
+    for number in (1, 13):
+        publish(two, tmp_path / "src", key_of(number))
+    done = promote_manifest(two, [engine(graph(1), graph(13), graph(20))])
+    assert [one.error is None for one in done] == [True, False, False]
+    assert done[0].tiers == {"shared": Publication.CREATED}
+    assert isinstance(done[1].error, PromoteError)
+    assert isinstance(done[2].error, ArtifactNotFound)
+    assert remote.find(key_of(1)) is not None
+    shutil.rmtree(two.root / key_of(1))
+    assert prefetch(two, [engine(graph(1))]).complete
