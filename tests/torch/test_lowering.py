@@ -246,6 +246,7 @@ def test_every_operator_has_a_case():
     assert {n for names in OPERATORS.values() for n in names} - set(CASES) == ELSEWHERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_equals_eager(name):
     op = operator(name)
