@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick lint types format wheel examples bench clean
+.PHONY: help install torch demo test test-quick lint types format wheel examples bench clean
 
 help:
 	@echo 'make demo   runs the main job: two graphs, twelve ranks, two compiles'
 	@echo 'make test   runs all tests          make test-quick  without the slow ones'
+	@echo 'make torch  adds PyTorch and JAX (CPU), for the backend and its tests'
 	@echo 'make lint types wheel examples bench clean'
 
 # plain pip takes minutes to resolve the clouds' clients; uv takes seconds.
@@ -21,6 +22,14 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 install: $(STAMP)
+
+# By pip and by itself: uv would bring CUDA's builds of torch along. TORCH_PIP takes arguments for
+# pip, such as the index of CPU wheels where the default one has them not.
+TORCH_PIP ?=
+
+torch: $(STAMP)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) 'torch==2.13.*'
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python 'jax>=0.8' 'jaxlib>=0.8'
 
 demo: $(STAMP)
 	@$(BIN)/neuron-store demo $(ARGS)

@@ -39,8 +39,10 @@ __all__ = [
     "TierError",
     "TierUnfit",
     "TiersUnavailable",
+    "Unkeyable",
     "UnknownScheme",
     "Unsupported",
+    "UnsupportedOperator",
 ]
 
 
@@ -259,6 +261,36 @@ class Unsupported(NeuronStoreError, NotImplementedError):
         self.operation = operation
         self.implementer = implementer
         super().__init__(f"{implementer} has no {operation}" + (f": {reason}" if reason else ""))
+
+
+class Unkeyable(NeuronStoreError, TypeError):
+    """A graph that holds something whose meaning a key cannot carry from one process to another.
+
+    Nothing is wrong with the graph; it is compiled without the cache.
+    """
+
+    def __init__(self, what: str, reason: str, remedy: str = "") -> None:
+        self.what = what
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(
+            f"{what} cannot be part of a key: {reason}; "
+            + (remedy or "the graph is compiled without the cache")
+        )
+
+
+class UnsupportedOperator(NeuronStoreError, NotImplementedError):
+    """An operator, or one form of it, that the lowering does not have."""
+
+    def __init__(self, operator: str, reason: str = "") -> None:
+        self.operator = operator
+        self.reason = reason
+        super().__init__(
+            f"no lowering for {operator}"
+            + (f": {reason}" if reason else "")
+            + "; docs/torch.md lists what there is, and the graph runs eagerly unless "
+            'options={"fallback": "error"}'
+        )
 
 
 class LockTimeout(NeuronStoreError, TimeoutError):

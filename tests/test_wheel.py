@@ -77,6 +77,7 @@ def test_the_entry_points_are_these(wheel):
     assert groups["console_scripts"] == {"neuron-store"}
     assert groups["neuron_store.tiers"] >= {"local", "posix", "s3", "memory"}
     assert groups["neuron_store.compilers"] == {"iree", "neuronx-cc"}
+    assert groups["torch_dynamo_backends"] == {"neuron_store"}
 
 
 def test_without_extras_it_compiles_caches_and_says_what_is_missing(python):

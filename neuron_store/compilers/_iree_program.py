@@ -81,6 +81,7 @@ class IreeProgram:
         _contexts.add(context)
         self._pid = os.getpid()
         self._module = module
+        self._context, self._device = context.vm_context, device
         self._bound = context.modules[module.name]
 
     @property
@@ -89,6 +90,15 @@ class IreeProgram:
         return tuple(
             n for n in self._module.function_names if not n.startswith("__") and "$" not in n
         )
+
+    def entry(self, name: str) -> tuple[Any, Any, Any]:
+        """IREE's context, function and device, for a caller that passes buffers itself.
+
+        Raises:
+            ConfigError: there is no such function.
+        """
+        self._check_name(name)
+        return self._context, self._module.lookup_function(name), self._device
 
     def run(self, name: str, *arrays: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
         """Call a function with arrays; its results, in their order, as new arrays.
@@ -100,10 +110,7 @@ class IreeProgram:
         """
         if self._pid != os.getpid():
             raise Unsupported("run", "IreeProgram", "it was loaded before a fork; load it again")
-        if name not in self.functions:
-            raise ConfigError(
-                f"artifact {self.key} has no function {name!r}; it has {', '.join(self.functions)}"
-            )
+        self._check_name(name)
         try:
             results = self._bound[name](*(np.asarray(a, order="C") for a in arrays))
         except RuntimeError as error:
@@ -113,3 +120,9 @@ class IreeProgram:
         if not isinstance(results, tuple | list):
             results = (results,)
         return tuple(np.array(r.to_host() if hasattr(r, "to_host") else r) for r in results)
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.functions:
+            raise ConfigError(
+                f"artifact {self.key} has no function {name!r}; it has {', '.join(self.functions)}"
+            )

@@ -1,0 +1,117 @@
+"""The table of lowering rules and how their operands are promoted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from torch._prims_common import elementwise_dtypes
+
+from neuron_store.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "KIND",
+    "RULES",
+    "Rule",
+    "constant_array",
+    "jax_dtype",
+    "lowers",
+    "torch_dtype",
+    "widened",
+]
+
+_DTYPES: dict[torch.dtype, Any] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+_BACK = {value: key for key, value in _DTYPES.items()}
+
+
+@attrs.frozen
+class Rule:
+    """How one operator is lowered."""
+
+    function: Callable[..., Any]
+    promotion: KIND | None = None
+    """How tensor operands are cast beforehand, and the result afterwards; None: not at all."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.promotion is None:
+            return self.function(*args, **kwargs)
+        operands = [a for a in args if isinstance(a, jax.Array | bool | int | float)]
+        # Only kind and rank decide in torch, so one element stands for the operand.
+        likes = [
+            torch.empty((1,) * a.ndim, dtype=torch_dtype(a.dtype), device="meta")
+            if isinstance(a, jax.Array)
+            else a
+            for a in operands
+        ]
+        compute, result = elementwise_dtypes(*likes, type_promotion_kind=self.promotion)
+        dtype = jax_dtype(compute)
+        cast = [
+            jnp.asarray(a, dtype) if isinstance(a, jax.Array | bool | int | float) else a
+            for a in args
+        ]
+        return self.function(*cast, **kwargs).astype(jax_dtype(result))
+
+
+RULES: dict[str, Rule] = {}
+
+
+def lowers(
+    *names: str, promotion: KIND | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the decorated function as the rule for these operators."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = Rule(function, promotion)
+        return function
+
+    return register
+
+
+def jax_dtype(dtype: torch.dtype) -> Any:
+    """The array type of a torch type; raises `UnsupportedOperator` when there is none."""
+    found = _DTYPES.get(dtype)
+    if found is None:
+        raise UnsupportedOperator(f"dtype {dtype}", "it has no counterpart here")
+    return found
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch type of an array type."""
+    return _BACK[np.dtype(dtype)]
+
+
+def constant_array(tensor: torch.Tensor) -> Any:
+    """A constant of the graph as an array."""
+    dtype = jax_dtype(tensor.dtype)
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.dtype is torch.bfloat16:
+            return jnp.asarray(tensor.view(torch.int16).numpy().view(dtype))
+        return jnp.asarray(tensor.numpy())
+
+
+def widened(x: Any) -> Any:
+    """Half precision as float32: torch accumulates in it."""
+    return x.astype(np.float32) if x.dtype in (np.float16, ml_dtypes.bfloat16) else x

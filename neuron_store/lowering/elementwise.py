@@ -1,0 +1,204 @@
+"""Operators that work element by element, with torch's type promotion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from neuron_store.lowering._rules import KIND, RULES, Rule, jax_dtype, lowers, widened
+
+_FLOAT = KIND.INT_TO_FLOAT
+_SAME = KIND.DEFAULT
+_BOOL = KIND.ALWAYS_BOOL
+
+for _names, _function, _kind in (
+    (("aten.abs.default",), jnp.abs, _SAME),
+    (("aten.neg.default",), jnp.negative, _SAME),
+    (("aten.sign.default",), jnp.sign, _SAME),
+    (("aten.square.default",), jnp.square, _SAME),
+    (("aten.relu.default",), lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)), _SAME),
+    (("aten.silu.default",), lambda x: x * jax.nn.sigmoid(x), _SAME),
+    (("aten.floor.default",), jnp.floor, _SAME),
+    (("aten.ceil.default",), jnp.ceil, _SAME),
+    (("aten.round.default",), jnp.round, _SAME),
+    (("aten.trunc.default",), jnp.trunc, _SAME),
+    (("aten.exp.default",), jnp.exp, _FLOAT),
+    (("aten.exp2.default",), jnp.exp2, _FLOAT),
+    (("aten.expm1.default",), jnp.expm1, _FLOAT),
+    (("aten.log.default",), jnp.log, _FLOAT),
+    (("aten.log1p.default",), jnp.log1p, _FLOAT),
+    (("aten.log2.default",), jnp.log2, _FLOAT),
+    (("aten.sqrt.default",), jnp.sqrt, _FLOAT),
+    (("aten.rsqrt.default",), jax.lax.rsqrt, _FLOAT),
+    (("aten.reciprocal.default",), lambda x: 1 / x, _FLOAT),
+    (("aten.sin.default",), jnp.sin, _FLOAT),
+    (("aten.cos.default",), jnp.cos, _FLOAT),
+    (("aten.tanh.default",), jnp.tanh, _FLOAT),
+    (("aten.sigmoid.default",), jax.nn.sigmoid, _FLOAT),
+    (("aten.erf.default",), jax.lax.erf, _FLOAT),
+    (("aten.isnan.default",), jnp.isnan, _BOOL),
+    (("aten.isinf.default",), jnp.isinf, _BOOL),
+    (("aten.logical_not.default",), jnp.logical_not, _BOOL),
+    (("aten.bitwise_not.default",), jnp.invert, _SAME),
+    (("aten.mul.Tensor", "aten.mul.Scalar"), jnp.multiply, _SAME),
+    (("aten.div.Tensor", "aten.div.Scalar"), jnp.true_divide, _FLOAT),
+    (("aten.atan2.default",), jnp.arctan2, _FLOAT),
+    (("aten.maximum.default",), jnp.maximum, _SAME),
+    (("aten.minimum.default",), jnp.minimum, _SAME),
+    (("aten.remainder.Tensor", "aten.remainder.Scalar"), jnp.remainder, _SAME),
+    (("aten.fmod.Tensor", "aten.fmod.Scalar"), jnp.fmod, _SAME),
+    (("aten.floor_divide.default",), jnp.floor_divide, _SAME),
+    (("aten.eq.Tensor", "aten.eq.Scalar"), jnp.equal, _BOOL),
+    (("aten.ne.Tensor", "aten.ne.Scalar"), jnp.not_equal, _BOOL),
+    (("aten.lt.Tensor", "aten.lt.Scalar"), jnp.less, _BOOL),
+    (("aten.le.Tensor", "aten.le.Scalar"), jnp.less_equal, _BOOL),
+    (("aten.gt.Tensor", "aten.gt.Scalar"), jnp.greater, _BOOL),
+    (("aten.ge.Tensor", "aten.ge.Scalar"), jnp.greater_equal, _BOOL),
+    (("aten.logical_and.default",), jnp.logical_and, _BOOL),
+    (("aten.logical_or.default",), jnp.logical_or, _BOOL),
+    (("aten.logical_xor.default",), jnp.logical_xor, _BOOL),
+    (("aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar"), jnp.bitwise_and, _SAME),
+    (("aten.bitwise_or.Tensor", "aten.bitwise_or.Scalar"), jnp.bitwise_or, _SAME),
+    (("aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar"), jnp.bitwise_xor, _SAME),
+):
+    lowers(*_names, promotion=_kind)(_function)
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar", promotion=_SAME)
+def _add(x: Any, y: Any, alpha: Any = 1, **_: Any) -> Any:
+    if x.dtype == bool:
+        return jnp.logical_or(x, y)
+    return x + y if _is_one(alpha) else x + jnp.asarray(alpha, x.dtype) * y
+
+
+@lowers("aten.sub.Tensor", "aten.sub.Scalar", promotion=_SAME)
+def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x - y if _is_one(alpha) else x - jnp.asarray(alpha, x.dtype) * y
+
+
+@lowers("aten.rsub.Tensor", "aten.rsub.Scalar", promotion=_SAME)
+def _rsub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sub(y, x, alpha)
+
+
+def _is_one(alpha: Any) -> bool:
+    return isinstance(alpha, int | float) and alpha == 1
+
+
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def _div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Any:
+    if rounding_mode is None:
+        return RULES["aten.div.Tensor"](x, y)
+    return (_FLOOR if rounding_mode == "floor" else _TRUNC)(x, y)
+
+
+def _truncated(x: Any, y: Any) -> Any:
+    return jax.lax.div(*jnp.broadcast_arrays(x, y)) if _integral(x) else jnp.trunc(x / y)
+
+
+_FLOOR, _TRUNC = Rule(jnp.floor_divide, _SAME), Rule(_truncated, _SAME)
+
+
+def _integral(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.integer))
+
+
+@lowers("aten.pow.Tensor_Tensor", "aten.pow.Scalar", promotion=KIND.BOOL_TO_LONG)
+def _pow(x: Any, y: Any) -> Any:
+    return jnp.power(x, y)
+
+
+@lowers("aten.pow.Tensor_Scalar")
+def _pow_scalar(x: Any, exponent: Any) -> Any:
+    # Repeated multiplication is what eager does for whole powers, and it keeps more digits.
+    if float(exponent).is_integer() and abs(exponent) <= 8 and not _integral(x):
+        return jax.lax.integer_pow(widened(x), int(exponent)).astype(x.dtype)
+    return RULES["aten.pow.Tensor_Tensor"](x, exponent)
+
+
+@lowers("aten.gelu.default", promotion=_SAME)
+def _gelu(x: Any, *, approximate: str = "none") -> Any:
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
+
+
+@lowers("aten.leaky_relu.default", promotion=_SAME)
+def _leaky_relu(x: Any, slope: Any = 0.01) -> Any:
+    return jnp.where(x > 0, x, x * slope)
+
+
+@lowers("aten.hardtanh.default", promotion=_SAME)
+def _hardtanh(x: Any, low: Any = -1, high: Any = 1) -> Any:
+    return jnp.clip(x, low, high)
+
+
+@lowers("aten.clamp.default", "aten.clamp.Tensor", promotion=_SAME)
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    x = x if low is None else jnp.maximum(x, low)
+    return x if high is None else jnp.minimum(x, high)
+
+
+@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor", promotion=_SAME)
+def _clamp_min(x: Any, low: Any) -> Any:
+    return jnp.maximum(x, low)
+
+
+@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor", promotion=_SAME)
+def _clamp_max(x: Any, high: Any) -> Any:
+    return jnp.minimum(x, high)
+
+
+@lowers("aten.addcmul.default", promotion=_SAME)
+def _addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+    return x + jnp.asarray(value, x.dtype) * y * z
+
+
+@lowers("aten.threshold_backward.default", promotion=_SAME)
+def _threshold_backward(grad: Any, x: Any, threshold: Any) -> Any:
+    return jnp.where(x > threshold, grad, jnp.zeros((), grad.dtype))
+
+
+@lowers("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    return _choose(x, y, condition=condition)
+
+
+def _select(x: Any, y: Any, *, condition: Any) -> Any:
+    return jnp.where(condition, x, y)
+
+
+_choose = Rule(_select, _SAME)
+
+
+@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    # The result has the type of `x`, whatever the value's.
+    return jnp.where(mask, jnp.asarray(value, x.dtype), x)
+
+
+@lowers("aten._to_copy.default")
+def _to_copy(x: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return x if dtype is None else x.astype(jax_dtype(dtype))
+
+
+@lowers("prims.convert_element_type.default")
+def _convert(x: Any, dtype: Any) -> Any:
+    return x.astype(jax_dtype(dtype))
+
+
+@lowers(
+    "aten.alias.default",
+    "aten.clone.default",
+    "aten.contiguous.default",
+    "aten.detach.default",
+    "aten.lift_fresh_copy.default",
+)
+def _same(x: Any, **_: Any) -> Any:
+    return x
+
+
+@lowers("aten.copy.default")
+def _copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    del non_blocking
+    return jnp.broadcast_to(source.astype(x.dtype), x.shape)

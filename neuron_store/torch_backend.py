@@ -1,0 +1,232 @@
+"""`torch.compile(model, backend="neuron_store")`: each graph compiled once, by any of the ranks.
+
+Dynamo's graph becomes a functional ATen graph (AOT Autograd), that graph a key, and the key an
+artifact: from a tier, or lowered through JAX and compiled by the one process that holds the lock.
+On a hit nothing is lowered, and neither JAX nor a compiler is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch._decomp import get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+
+from neuron_store._torch_graph import CachedGraph, warn_once
+from neuron_store.abc import ArtifactStore
+from neuron_store.coordinator import CompileCoordinator
+from neuron_store.errors import ConfigError, Unkeyable, UnsupportedOperator
+from neuron_store.fx_key import graph_components, installed_version
+from neuron_store.key import parse_flags
+from neuron_store.lowering.operators import lowering_version, missing_operators
+from neuron_store.opening import open_store
+from neuron_store.registry import get_compiler
+from neuron_store.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch.fx import GraphModule
+
+__all__ = ["BackendOptions", "neuron_store"]
+
+_aten = torch.ops.aten
+# What is left to torch's own decompositions: gradients, which have no rule of their own.
+_DECOMPOSED = (
+    _aten._log_softmax_backward_data,
+    _aten._softmax_backward_data,
+    _aten.elu,
+    _aten.elu_backward,
+    _aten.embedding_dense_backward,
+    _aten.gelu_backward,
+    _aten.hardtanh_backward,
+    _aten.leaky_relu_backward,
+    _aten.logit_backward,
+    _aten.mse_loss,
+    _aten.mse_loss_backward,
+    _aten.native_layer_norm_backward,
+    _aten.nll_loss_backward,
+    _aten.nll_loss_forward,
+    _aten.select_backward,
+    _aten.sigmoid_backward,
+    _aten.silu_backward,
+    _aten.slice_backward,
+    _aten.softplus,
+    _aten.tanh_backward,
+)
+
+
+@attrs.frozen(kw_only=True)
+class BackendOptions:
+    """What `torch.compile(..., options={...})` may say."""
+
+    compiler: str | None = None
+    """Name of an adapter; None: `neuronx-cc` on a host with Neuron devices, else `iree`."""
+    compiler_flags: Sequence[str] | str = ()
+    store: ArtifactStore | str | Sequence[str] | None = None
+    """A store or the URLs of its shared tiers; None: what the settings say."""
+    fallback: str = "eager"
+    """`eager` or `error`: what happens to a graph that cannot be lowered."""
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+    """More components of every key, such as digests of kernel sources."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None) -> BackendOptions:
+        """The options, or a `ConfigError` that names one that is unknown or unusable."""
+        known = [field.name for field in attrs.fields(cls)]
+        for name in options or {}:
+            if name not in known:
+                raise ConfigError(
+                    f"backend neuron_store: unknown option {name!r}; known: {', '.join(known)}"
+                )
+        parsed = cls(**(options or {}))
+        if parsed.fallback not in {"eager", "error"}:
+            raise ConfigError(
+                f"backend neuron_store: fallback={parsed.fallback!r}; use 'eager' or 'error'"
+            )
+        return parsed
+
+
+def neuron_store(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend, as Dynamo calls it.
+
+    What goes wrong with an artifact (`CompileError`, `CacheMiss`, ...) is raised by the compiled
+    model's call, and tried afresh by the next one.
+
+    Raises:
+        ConfigError: an option that cannot be used; Dynamo wraps it.
+    """
+    chosen = BackendOptions.parse(options)
+    compiler = functools.partial(_compiled, options=chosen)
+    traced: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        decompositions=_decompositions(),
+    )(gm, example_inputs)
+    return traced
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    found: Mapping[Any, Callable[..., Any]] = get_decompositions(_DECOMPOSED)
+    return found
+
+
+def _compiled(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions
+) -> Callable[..., Any]:
+    """One functional ATen graph as something that runs."""
+    name = options.compiler or _default_compiler()
+    refusal = _refusal(gm, example_inputs, name)
+    if refusal is not None:
+        if options.fallback == "error":
+            return _boxed(functools.partial(_raise, refusal))
+        warn_once(f"a graph runs eagerly: {refusal}")
+        return _boxed(gm.forward)
+    flags = _flags(name, options.compiler_flags)
+    components: Mapping[str, Any] | None
+    try:
+        components = {
+            **graph_components(
+                gm, example_inputs, extra=options.extra, **_compiler_parts(name, flags)
+            ),
+            "lowering": f"{lowering_version()} {_jax_versions()}",
+        }
+    except Unkeyable as error:
+        warn_once(f"a graph is compiled without the cache: {error}")
+        components = None
+    return _boxed(
+        CachedGraph(
+            gm,
+            components,
+            functools.partial(_coordinator, options),
+            get_compiler(name),
+            flags,
+            eager_on_refusal=options.fallback == "eager",
+        )
+    )
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    boxed: Callable[..., Any] = make_boxed_func(function)
+    return boxed
+
+
+def _raise(error: Exception, *_: Any) -> Any:
+    raise error
+
+
+def _refusal(
+    gm: GraphModule, example_inputs: Sequence[Any], compiler: str
+) -> UnsupportedOperator | None:
+    """Why the graph cannot be lowered, as far as its operators and devices tell."""
+    missing = missing_operators(gm)
+    if missing:
+        return UnsupportedOperator(", ".join(missing))
+    devices = {"cpu"} if compiler == "iree" else {"cpu", "neuron"}
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor) and value.device.type not in devices:
+            return UnsupportedOperator(
+                f"tensors on {value.device}", f"compiler {compiler} runs on {' or '.join(devices)}"
+            )
+    return None
+
+
+def _default_compiler() -> str:
+    on_neuron = os.path.exists("/dev/neuron0") and shutil.which("neuronx-cc") is not None
+    return "neuronx-cc" if on_neuron else "iree"
+
+
+# Adapters make components from graphs; these say what a graph of no content adds to the flags.
+_EMPTY_HLO = bytes.fromhex("0a0565656565651205656565656530011a00")
+_DEMOTE = "iree-input-demote-f64-to-f32"
+_EMPTY = {"iree": b"module {\n}\n"}
+
+
+@functools.lru_cache(maxsize=64)
+def _compiler_parts(name: str, flags: tuple[str, ...]) -> Mapping[str, str]:
+    """The compiler, its version, canonical flags and target, as the adapter has them in keys."""
+    job = get_compiler(name).job(_EMPTY.get(name, _EMPTY_HLO), flags=flags)
+    return {
+        part: str(job.components.get(part, ""))
+        for part in ("compiler", "compiler_version", "compiler_flags", "target")
+    }
+
+
+def _flags(name: str, flags: Sequence[str] | str) -> tuple[str, ...]:
+    tokens = tuple(token for flag in parse_flags(flags) for token in flag.tokens)
+    if name == "iree" and not any(_DEMOTE in token for token in tokens):
+        # IREE's default would make float32 of float64, also in the results' type.
+        return (f"--{_DEMOTE}=false", *tokens)
+    return tokens
+
+
+@functools.cache
+def _jax_versions() -> str:
+    # From the metadata: importing JAX costs half a second, and a hit has no use for it.
+    return " ".join(f"{name} {installed_version(name) or 'absent'}" for name in ("jax", "jaxlib"))
+
+
+_stores: dict[tuple[Any, str], ArtifactStore] = {}
+
+
+def _coordinator(options: BackendOptions) -> CompileCoordinator:
+    store = options.store
+    if not isinstance(store, ArtifactStore):
+        urls = (store,) if isinstance(store, str) else store if store is None else tuple(store)
+        # One store for all graphs, so that a tier in trouble is left alone by all of them; opened
+        # again when the settings change.
+        name = (urls, repr(load_settings()))
+        if name not in _stores:
+            _stores[name] = open_store(urls)
+        store = _stores[name]
+    return CompileCoordinator(store)
