@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from neuron_store import ArtifactCorrupt, InvalidArtifact, streams
 from neuron_store.artifact import ArtifactFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIZES = [0, 1, 4095, (16 << 20) - 1, 16 << 20, (37 << 20) + 13]
 
