@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import threading
 import uuid
@@ -17,6 +18,7 @@ from neuron_store._fx_symbols import concrete, is_symbolic
 from neuron_store.errors import CompileError, UnsupportedOperator
 from neuron_store.job import CompileJob
 from neuron_store.key import compute_key
+from neuron_store.manifest.ledger import record_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +129,8 @@ class CachedGraph:
         job = CompileJob(
             key=key, compile=lambda directory: compile_into(key, directory), components=components
         )
+        # Every rank that traced the graph says so, whoever of them compiles it.
+        record_graph(key, _rank, lambda: [a for a in args if hasattr(a, "shape")], self._flags)
         return self._entry(self._coordinator().get_or_compile(job))
 
     def _entry(self, path: Path) -> Callable[..., Any]:
@@ -208,6 +212,12 @@ class _Lowered:
         own: Any = self.compiler.job(graph, flags=self.flags).compile
         attrs.evolve(own, key=key)(directory)
         (directory / "graph.hlo").write_bytes(exported.hlo)
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_rank())
+    return int(os.environ.get("RANK", "0"))
 
 
 def _refused(error: CompileError) -> tuple[str, str]:

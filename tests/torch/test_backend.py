@@ -442,3 +442,17 @@ def test_for_neuronx_cc_the_graph_is_hlo_and_the_entry_is_the_neuron_stacks_own(
 def test_tensors_on_a_device_that_the_compiler_has_not_are_refused(cache):
     with torch.no_grad(), pytest.raises(UnsupportedOperator, match="tensors on meta"):
         compiled(mlp().to("meta"), fallback="error")(torch.randn(3, 16, device="meta"))
+
+
+@torch.no_grad()
+def test_each_captured_graph_is_in_the_ledger_of_the_manifest(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_NEURON_MANIFEST_DIR", str(tmp_path / "manifests"))
+    monkeypatch.setenv("NEURON_VISIBLE_DEVICES", "0-3")
+    monkeypatch.setenv("RANK", "2")
+    compiled(mlp(), compiler_flags=["--iree-opt-level=O1"])(torch.randn(3, 16))
+    (key,) = entries(cache)
+    (ledger,) = (tmp_path / "manifests" / "ledger" / "dev0_3").glob("*.jsonl")
+    (line,) = map(json.loads, ledger.read_text().splitlines())
+    assert (line["key"], line["rank"]) == (key, 2)
+    assert "3, 16" in line["input_shapes"]
+    assert "--iree-opt-level=O1" in line["compiler_flags"]
