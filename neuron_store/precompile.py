@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 # Bytes that one compile may take at its peak, where the caller does not say: neuronx-cc takes
-# several GiB for a layer of a large model, iree-compile was measured at 0.2 GiB for a block.
+# several GiB for a layer of a large model, iree-compile 170 MiB for the block in examples/graphs.
 _MEMORY = {"neuronx-cc": 8 << 30, "iree": 1 << 30}
 _MEMORY_OTHERWISE = 2 << 30
 _FIELDS = frozenset({"compiler", "graph", "flags", "extra"})

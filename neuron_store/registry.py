@@ -65,7 +65,12 @@ def _load(group: str, name: str, what: str) -> Any:
     except MissingExtra:
         raise
     except ImportError as error:
-        raise MissingExtra(what, name, error.name or str(error)) from error
+        # First-party ones name their extra themselves; what a third party's package lacks, only
+        # its own metadata could say.
+        raise ConfigError(
+            f"{what}: {_origin(entry)} cannot be imported: {error}; install what it needs, or "
+            "uninstall it"
+        ) from error
 
 
 def known_schemes() -> Sequence[str]:
