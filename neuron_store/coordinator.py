@@ -67,6 +67,8 @@ class CompileCoordinator:
         """
         self._store = store
         self._policy = CompilePolicy.load() if policy is None else policy
+        if self._policy.fleet_lease:
+            _log.warning("NEURON_STORE_FLEET_LEASE is set, and no tier of this release has leases")
         self._counts: collections.Counter[str] = collections.Counter()
         self._guard = threading.Lock()
 

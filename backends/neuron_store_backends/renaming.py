@@ -375,8 +375,8 @@ def _remedy(error: OSError) -> str:
         errno.EACCES: "give this user the right to write there, or name another root",
         errno.EPERM: "give this user the right to write there, or name another root",
         errno.EROFS: "the file system is mounted read-only; mount it rw or add ?read_only=1",
-        errno.ENOSPC: "the disk is full; free space (neuron-store gc) or name another root",
-        errno.EDQUOT: "the quota is used up; free space (neuron-store gc) or raise it",
+        errno.ENOSPC: "the disk is full; free space or name another root",
+        errno.EDQUOT: "the quota is used up; free space or raise it",
         errno.ENOTDIR: "a part of the path is not a directory",
         errno.ESTALE: "the mount lost track of the file; mount it again if that goes on",
     }.get(error.errno or 0)
