@@ -254,7 +254,10 @@ def test_a_version_that_was_not_recorded_is_said_to_be_unknown():
         (FlagChange(add=("--auto-cast none",)), ["hit", "miss"]),
         (FlagChange(remove=("-O1",)), ["hit", "miss"]),
         (FlagChange(remove=("--verbose",)), ["hit", "hit"]),
+        (FlagChange(remove=("-O",)), ["miss", "miss"]),
         (FlagChange(add=("--target trn2",)), ["hit", "miss"]),
+        (FlagChange(remove=("-O2",), add=("--optlevel=2",)), ["may miss", "miss"]),
+        (FlagChange(add=("--output=/elsewhere", "--auto-cast=none")), ["may miss", "miss"]),
     ],
 )
 def test_a_change_of_flags_misses_where_the_canonical_flags_change(change, outcomes):
