@@ -66,17 +66,17 @@ class LazyGroup(click.Group):
         except NeuronStoreError as error:
             session = ctx.find_object(Session)
             out = session.out if session is not None else Output()
-            _tell(out, ctx.invoked_subcommand or "", error)
+            _tell(out, error)
             ctx.exit(exit_status(error))
         except KeyboardInterrupt:
             # Here, since click would print "Aborted!" and exit with 1.
             ctx.exit(INTERRUPTED)
 
 
-def _tell(out: Output, command: str, error: NeuronStoreError) -> None:
+def _tell(out: Output, error: NeuronStoreError) -> None:
     out.say(f"error: {error}")
     if out.json:
-        out.document(command, ok=False, error={"type": type(error).__name__, "message": str(error)})
+        out.document(ok=False, error={"type": type(error).__name__, "message": str(error)})
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

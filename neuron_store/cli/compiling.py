@@ -81,7 +81,7 @@ def compile_(
     with out.progress("compiling", len(wanted)) as bar:
 
         def tell(now: Progress) -> None:
-            bar.at(now.done, _standing(now))
+            bar.at(now.done, _standing(now), now.eta)
             if jobs is not None and not out.interactive and now.last is not None:
                 out.say(f"{now.done}/{now.total} {now.last.key} {now.last.outcome}")
 
@@ -109,14 +109,12 @@ def _jobs(
 def _standing(now: Progress) -> str:
     facts = [f"{now.running} running"] if now.running else []
     facts += [f"{now.failed} failed"] if now.failed else []
-    facts += [f"about {now.eta:.0f} s left"] if now.eta else []
     return ", ".join(facts)
 
 
 def _print(out: Output, done: Precompiled, jobs: dict[str, CompileJob]) -> None:
     if out.json:
         out.document(
-            "compile",
             ok=not done.failed,
             artifacts=[_plain(each, jobs[each.key]) for each in done.outcomes],
             seconds=done.seconds,

@@ -50,7 +50,7 @@ def doctor(context: click.Context, session: Session) -> None:
     good = all(each.refused is None for each in found)
     out = session.out
     if out.json:
-        out.document("doctor", ok=good, tiers=[_plain(each) for each in found])
+        out.document(ok=good, tiers=[_plain(each) for each in found])
     else:
         rows = []
         for each in found:

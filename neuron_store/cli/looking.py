@@ -60,7 +60,7 @@ def ls(context: click.Context, session: Session, names: tuple[str, ...], quiet: 
     troubled = any(seen.outcome in {"error", "corrupt"} for seen in found)
     if out.json:
         fields = [_plain(seen, brief=True) for seen in found]
-        out.document("ls", ok=not troubled, artifacts=fields)
+        out.document(ok=not troubled, artifacts=fields)
     elif quiet:
         keys = dict.fromkeys(seen.key for seen in found if seen.key is not None)
         out.write("".join(f"{key}\n" for key in keys))
@@ -149,7 +149,6 @@ def show(context: click.Context, session: Session, key: str) -> None:
     path = store.local.path_of(key) if seen[0].outcome == "hit" else None
     if out.json:
         out.document(
-            "show",
             ok=artifact is not None,
             key=key,
             path=str(path) if path is not None else None,
@@ -236,7 +235,7 @@ def verify(
     missing = [seen for seen in found if seen.outcome == "missing"]
     good = good and all(seen.key in whole and not names for seen in missing)
     if out.json:
-        out.document("verify", ok=good, artifacts=[_plain(seen, brief=True) for seen in found])
+        out.document(ok=good, artifacts=[_plain(seen, brief=True) for seen in found])
     else:
         columns = (
             Column("tier"),

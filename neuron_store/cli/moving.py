@@ -57,7 +57,7 @@ def fetch(context: click.Context, session: Session, keys: tuple[str, ...]) -> No
             done.append(_fetch(store, key))
     good = all(each.path is not None for each in done)
     if out.json:
-        out.document("fetch", ok=good, artifacts=[attrs.asdict(each) for each in done])
+        out.document(ok=good, artifacts=[attrs.asdict(each) for each in done])
     else:
         columns = (
             Column("key"),
@@ -165,7 +165,7 @@ def promote(
             done += answers
     good = _FAILURES.isdisjoint(a.outcome for a in done)
     if out.json:
-        out.document("promote", ok=good, artifacts=[attrs.asdict(a) for a in done])
+        out.document(ok=good, artifacts=[attrs.asdict(a) for a in done])
     else:
         columns = (Column("key"), Column("tier"), Column("outcome", "outcome"))
         out.table(columns, [(a.key, a.tier, a.outcome) for a in done])

@@ -9,8 +9,8 @@ import pytest
 from neuron_store.errors import HloError
 from neuron_store.manifest._wire import MAX_FIELDS
 from neuron_store.manifest.hlo import MAX_DEPTH, read_output_shapes, read_program_shape
+from tests.manifest.entries import FIXTURES
 from tests.manifest.fuzz_hlo import run
-from tests.manifest.stores import FIXTURES
 
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
 
