@@ -219,7 +219,7 @@ def test_nothing_but_the_interface_is_needed_to_describe_graphs(manifests, remot
     assert graphs[0].created_timestamp.endswith("+00:00")
 
 
-def test_a_store_in_trouble_costs_the_details_and_not_the_manifest(manifests, store, root, caplog):
+def test_a_store_in_trouble_costs_the_details_and_not_the_manifest(manifests, tmp_path, caplog):
     record_graph(key_of(1), 2, ["4,"], "")
     graph = read_manifest(emit_manifest(LocalStore(tmp_path / NAME_TOO_LONG))).graphs[0]
     assert (graph.ranks, graph.neff_size) == ((2,), None)
