@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": (f"{_HERE}.looking:verify", "Read every byte and check every digest."),
     "fetch": (f"{_HERE}.moving:fetch", "Bring artifacts from the shared tiers to this node."),
     "promote": (f"{_HERE}.moving:promote", "Publish local artifacts in the shared tiers."),
+    "why": (f"{_HERE}.explaining:why", "Tell what a missing artifact differs in from the rest."),
     "compile": (f"{_HERE}.compiling:compile_", "Get a graph's artifact, or those of many."),
     "prefetch": (f"{_HERE}.prefetch:prefetch", "Bring all graphs of manifests to this node."),
     "manifest": (

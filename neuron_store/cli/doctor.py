@@ -80,7 +80,7 @@ def _examine(session: Session) -> Iterator[_Examined]:
 
 
 def _examine_one(url: TierURL, seconds: float) -> _Examined:
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.errors import ConfigError  # noqa: PLC0415
     from neuron_store.registry import open_tier  # noqa: PLC0415
 

@@ -93,7 +93,7 @@ def _facts(artifact: Artifact | None) -> tuple[Any, ...]:
 
 
 def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Seen]:
-    from neuron_store.cli.pooling import each  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     keys, trouble = _keys(session, tier)
     if trouble is not None:
@@ -108,7 +108,7 @@ def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Se
 
 def _keys(session: Session, tier: ArtifactStore) -> tuple[Sequence[str], _Seen | None]:
     """All keys of a tier, damaged entries too, sorted; and its trouble, if there is any."""
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
 
     seconds = session.settings().tier_deadline
     keys = ask(tier.location, lambda: sorted({*tier.keys(), *tier.damaged()}), seconds=seconds)
@@ -118,7 +118,7 @@ def _keys(session: Session, tier: ArtifactStore) -> tuple[Sequence[str], _Seen |
 
 
 def _look(session: Session, tier: ArtifactStore, key: str) -> _Seen:
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
 
     seconds = session.settings().tier_deadline
     answer = ask(tier.location, functools.partial(tier.find, key), seconds=seconds)
@@ -213,7 +213,7 @@ def verify(
     has it, unless --tier names the tier. Exit status 1 when anything is damaged or missing.
     """
     from neuron_store.artifact import check_key  # noqa: PLC0415  (`--help` needs none)
-    from neuron_store.cli.pooling import each  # noqa: PLC0415
+    from neuron_store.pooling import each  # noqa: PLC0415
 
     for key in keys:
         check_key(key)
@@ -264,7 +264,7 @@ def verify(
 
 
 def _verify(tier: ArtifactStore, key: str) -> _Seen:
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
 
     answer = ask(tier.location, functools.partial(tier.verify, key), seconds=None)
     if not isinstance(answer, Trouble):

@@ -147,7 +147,7 @@ def promote(
     """
     if [bool(keys), bool(manifests), everything].count(True) != 1:
         raise click.UsageError("give either KEYS, --manifest PATH or --all")
-    from neuron_store.cli.pooling import each  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     out, store = session.out, session.store()
     wanted = _to_promote(store, keys, manifests)
