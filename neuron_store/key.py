@@ -1,4 +1,4 @@
-"""The key of an artifact from named components, and compiler flags in one canonical form.
+"""The key of an artifact from named components.
 
 A key names everything that decides what the compiler makes, and nothing that does not: no path of
 this machine, no environment, no rank, no hash seed. Its components are flat and named, and kept in
@@ -9,13 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import shlex
-import tempfile
 from typing import TYPE_CHECKING, TypeAlias
-
-import attrs
 
 from neuron_store.errors import ConfigError
 
@@ -25,14 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "EXTRA",
     "JSON",
-    "NEURONX_CC",
-    "Flag",
-    "FlagDialect",
-    "canonical_flags",
     "compute_key",
     "digest",
-    "manifest_flags",
-    "parse_flags",
     "with_extra",
 ]
 
@@ -42,7 +30,6 @@ JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON
 _FORMAT = 1
 EXTRA = "extra:"
 """Prefix of components that a caller adds: kernel sources, for one, which no graph holds."""
-_PATH_MARK = "@path"
 
 
 def compute_key(components: Mapping[str, JSON]) -> str:
@@ -113,251 +100,3 @@ def _check_json(value: object, where: str, depth: int) -> None:
 
 def _listed(value: object) -> object:
     raise ConfigError(f"{type(value).__name__} in a key component is not a JSON value")
-
-
-# -- flags --------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Flag:
-    """One option of a command line, with the tokens that it was written as."""
-
-    name: str
-    """With its dashes, synonyms unified; empty for a positional argument."""
-    value: str | None
-    """None for a switch; the argument itself for a positional one."""
-    tokens: tuple[str, ...]
-
-
-@attrs.frozen
-class FlagDialect:
-    """How one compiler reads its command line, as far as keys depend on it."""
-
-    synonyms: Mapping[str, str] = attrs.field(factory=dict)
-    """Other spellings of an option, each to the one that keys use."""
-    joined: tuple[str, ...] = ()
-    """Short options that may carry their value without a blank, as in `-O1`."""
-    valued: frozenset[str] = frozenset()
-    """Options that always take a value, even one that starts with a dash."""
-    switches: re.Pattern[str] = re.compile(r"(?!)")
-    """Options that never take a value, so that what follows is an argument of its own."""
-    machine: frozenset[str] = frozenset()
-    """Options that say where on this machine something lies. They are in no key."""
-    wrapper: frozenset[str] = frozenset()
-    """Options of a wrapper, which never reach the compiler."""
-    opposites: tuple[str, str] | None = None
-    """Prefixes that switch one thing on and off; the right-most of the two wins."""
-    repeats_add_up: bool = False
-    """Whether a repeated option adds to the earlier one (the order among them is kept then)
-    instead of replacing it."""
-    graph_suffixes: tuple[str, ...] = ()
-    """What the name of a graph ends in: such an argument is the input, and in no key."""
-
-    def group(self, name: str) -> str:
-        """The name under which an option replaces earlier ones."""
-        if self.opposites is not None and name.startswith(self.opposites[1]):
-            return self.opposites[0] + name.removeprefix(self.opposites[1])
-        return name
-
-
-NEURONX_CC = FlagDialect(
-    synonyms={
-        "-O": "--optlevel",
-        "-lnc": "--logical-nc-config",
-        "--lnc": "--logical-nc-config",
-        "--cache-dir": "--cache_dir",
-        "--work-dir": "--workdir",
-        "--work_dir": "--workdir",
-    },
-    joined=("-O",),
-    valued=frozenset(
-        {
-            "--auto-cast",
-            "--auto-cast-type",
-            "--cache_dir",
-            "--distribution-strategy",
-            "--dump",
-            "--execute-repetition",
-            "--framework",
-            "--hbm-scratchpad-page-size",
-            "--internal-backend-options",
-            "--internal-dma-order-constraints",
-            "--internal-hlo2tensorizer-options",
-            "--log_level",
-            "--logfile",
-            "--logical-nc-config",
-            "--model-type",
-            "--optlevel",
-            "--output",
-            "--target",
-            "--tensorizer-options",
-            "--verbose",
-            "--workdir",
-        }
-    ),
-    switches=re.compile(r"--(?:enable|disable)-[^=]*\Z|--no_cache\Z|--retry_failed_compilation\Z"),
-    machine=frozenset({"--cache_dir", "--dump", "--logfile", "--output", "--workdir"}),
-    wrapper=frozenset({"--cache_dir", "--log_level", "--no_cache", "--retry_failed_compilation"}),
-    opposites=("--enable-", "--disable-"),
-    graph_suffixes=(".hlo", ".hlo.pb", ".hlo_module.pb", ".pb"),
-)
-"""neuronx-cc, from its command-line reference and from what public callers pass to it."""
-
-
-def parse_flags(flags: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC) -> list[Flag]:
-    """The options of a command line in their order; a string is split as a shell would.
-
-    `--k v` is one option when `v` cannot be an option itself or `--k` is known to take a value.
-
-    Raises:
-        ConfigError: an unbalanced quote, or something that is not text.
-    """
-    tokens = _tokens(flags)
-    found: list[Flag] = []
-    at = 0
-    while at < len(tokens):
-        token = tokens[at]
-        at += 1
-        if not _is_option(token):
-            found.append(Flag("", token, (token,)))
-            continue
-        name, equals, value = token.partition("=")
-        name = dialect.synonyms.get(name, name)
-        if equals:
-            found.append(Flag(name, value, (token,)))
-            continue
-        short = next((s for s in dialect.joined if token.startswith(s) and token != s), None)
-        if short is not None and not token.startswith("--"):
-            name = dialect.synonyms.get(short, short)
-            found.append(Flag(name, token.removeprefix(short), (token,)))
-            continue
-        if at < len(tokens) and _takes(name, tokens[at], dialect):
-            found.append(Flag(name, tokens[at], (token, tokens[at])))
-            at += 1
-        else:
-            found.append(Flag(name, None, (token,)))
-    return found
-
-
-def canonical_flags(
-    flags: Sequence[str] | str,
-    *,
-    target: str | None = None,
-    dialect: FlagDialect = NEURONX_CC,
-) -> str:
-    """One text for all command lines that make the same artifact; `shlex.split` takes it apart.
-
-    A list and a string, `--k v` and `--k=v`, synonyms, and any order of different options give the
-    same. Of repeats the right-most counts. The order inside a value is kept. Options that name
-    places on this machine, options of a wrapper and the graph's own path are left out; from any
-    other value the paths below a home, cache, work or temporary directory are.
-
-    Args:
-        flags: what the compiler gets.
-        target: the resolved platform target, which overrides every `--target` among the flags.
-        dialect: how the compiler reads them.
-
-    Raises:
-        ConfigError: as `parse_flags`.
-    """
-    kept: dict[str, list[str]] = {}
-    arguments: list[str] = []
-    home = _machine_paths()
-    for index, flag in enumerate(parse_flags(flags, dialect)):
-        if flag.name in dialect.machine or flag.name in dialect.wrapper:
-            continue
-        if flag.name == "":
-            assert flag.value is not None
-            if not _is_input(flag.value, index, dialect):
-                arguments.append(home.sub(_PATH_MARK, flag.value))
-            continue
-        text = flag.name if flag.value is None else f"{flag.name}={flag.value}"
-        group = dialect.group(flag.name)
-        if not dialect.repeats_add_up:
-            kept.pop(group, None)
-        kept.setdefault(group, []).append(home.sub(_PATH_MARK, text))
-    if target is not None:
-        kept["--target"] = [f"--target={target}"]
-    ordered = [text for group in sorted(kept) for text in kept[group]]
-    return shlex.join([*ordered, *arguments])
-
-
-def manifest_flags(argv: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC) -> str:
-    """A command line as a manifest shows it: in its order, without what belongs to this machine.
-
-    Left out are the program and its sub-command, the graph's path, options that name places on
-    this machine (also any other whose whole value is such a path) and options of a wrapper.
-
-    Raises:
-        ConfigError: as `parse_flags`.
-    """
-    home = _machine_paths()
-    shown: list[str] = []
-    for index, flag in enumerate(parse_flags(argv, dialect)):
-        if flag.name in dialect.machine or flag.name in dialect.wrapper:
-            continue
-        if flag.name == "" and _is_input(flag.value or "", index, dialect):
-            continue
-        if flag.value is not None and home.fullmatch(flag.value):
-            continue
-        shown.extend(home.sub(_PATH_MARK, token) for token in flag.tokens)
-    return shlex.join(shown)
-
-
-def _tokens(flags: Sequence[str] | str) -> list[str]:
-    if isinstance(flags, str):
-        try:
-            return shlex.split(flags)
-        except ValueError as error:
-            raise ConfigError(
-                f"compiler flags {flags[:200]!r} cannot be split ({error}); balance the quotes, "
-                "or give a list"
-            ) from None
-    tokens = list(flags)
-    for token in tokens:
-        if not isinstance(token, str):
-            raise ConfigError(
-                f"compiler flag {token!r} is {type(token).__name__}; flags are strings"
-            )
-    return tokens
-
-
-def _is_option(token: str) -> bool:
-    # A negative number is a value; a lone dash is a file.
-    return token.startswith("-") and token.strip("-") != "" and not token[1].isdigit()
-
-
-def _takes(name: str, following: str, dialect: FlagDialect) -> bool:
-    if name in dialect.valued:
-        return True
-    if dialect.switches.match(name):
-        return False
-    return not _is_option(following) and not following.endswith(dialect.graph_suffixes)
-
-
-def _is_input(argument: str, index: int, dialect: FlagDialect) -> bool:
-    """Whether an argument is the graph or, among the first two, the program or its sub-command."""
-    if argument.endswith(dialect.graph_suffixes):
-        return True
-    return index < 2 and (argument == "compile" or os.path.basename(argument) == "neuronx-cc")
-
-
-def _machine_paths() -> re.Pattern[str]:
-    """Matches a path below a home, cache, work or temporary directory, alone or inside a value."""
-    roots = {
-        "/dev/shm",  # noqa: S108  (recognised, never opened)
-        "/home",
-        "/root",
-        "/run/user",
-        "/scratch",
-        "/tmp",  # noqa: S108  (recognised, never opened)
-        "/Users",
-        "/var/cache",
-        "/var/folders",
-        "/var/tmp",  # noqa: S108  (recognised, never opened)
-    }
-    named = [os.environ.get(n) for n in ("HOME", "TMPDIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME")]
-    roots.update(r.rstrip("/") for r in (*named, tempfile.gettempdir()) if r and r.startswith("/"))
-    choice = "|".join(re.escape(root) for root in sorted(roots - {""}, key=lambda r: (-len(r), r)))
-    # After a path component's character it is the inside of a longer path, not a root.
-    return re.compile(rf"(?<![\w./-])(?:{choice})(?:/[^\s,;:'\"]*|(?![\w./-]))")

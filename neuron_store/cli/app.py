@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": (f"{_HERE}.looking:verify", "Read every byte and check every digest."),
     "fetch": (f"{_HERE}.moving:fetch", "Bring artifacts from the shared tiers to this node."),
     "promote": (f"{_HERE}.moving:promote", "Publish local artifacts in the shared tiers."),
+    "why": (f"{_HERE}.explaining:why", "Tell what a missing artifact differs in from the rest."),
     "compile": (f"{_HERE}.compiling:compile_", "Get a graph's artifact, or those of many."),
     "prefetch": (f"{_HERE}.prefetch:prefetch", "Bring all graphs of manifests to this node."),
     "manifest": (
@@ -66,17 +67,17 @@ class LazyGroup(click.Group):
         except NeuronStoreError as error:
             session = ctx.find_object(Session)
             out = session.out if session is not None else Output()
-            _tell(out, ctx.invoked_subcommand or "", error)
+            _tell(out, error)
             ctx.exit(exit_status(error))
         except KeyboardInterrupt:
             # Here, since click would print "Aborted!" and exit with 1.
             ctx.exit(INTERRUPTED)
 
 
-def _tell(out: Output, command: str, error: NeuronStoreError) -> None:
+def _tell(out: Output, error: NeuronStoreError) -> None:
     out.say(f"error: {error}")
     if out.json:
-        out.document(command, ok=False, error={"type": type(error).__name__, "message": str(error)})
+        out.document(ok=False, error={"type": type(error).__name__, "message": str(error)})
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -53,6 +53,16 @@ _COLUMNS = (
     type=click.IntRange(1, 10_000),
     help="Compiles at once, memory permitting.  [default: a setting, at most the cores]",
 )
+@click.option(
+    "--executor",
+    metavar="NAME",
+    help="Hand the jobs to a cluster: ray or dask. Results meet in the shared tiers.",
+)
+@click.option(
+    "--address",
+    metavar="ADDRESS",
+    help="The cluster's.  [default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS]",
+)
 @json_option
 @pass_session
 @click.pass_context
@@ -65,43 +75,57 @@ def compile_(
     flags: tuple[str, ...],
     jobs: Path | None,
     workers: int | None,
+    executor: str | None,
+    address: str | None,
 ) -> None:
     """Get the artifact of GRAPH, or of many: from a tier, from whoever compiles it, or made here.
 
     Exit status 1 when a compile failed; one that fails stops no other.
     """
-    from neuron_store.precompile import precompile  # noqa: PLC0415  (`--help` needs none)
-
     if (graph is None) == (jobs is None):
         raise click.UsageError("give either GRAPH or --jobs FILE")
     if jobs is not None and (compiler is not None or flags):
         raise click.UsageError("--compiler and --flag are for GRAPH; a jobs file has its own")
+    if executor is not None and (jobs is None or workers is not None):
+        raise click.UsageError("--executor goes with --jobs; its cluster says how many run at once")
+    if address is not None and executor is None:
+        raise click.UsageError("--address is that of an --executor's cluster")
     out = session.out
-    wanted = _jobs(graph, compiler or "iree", flags, jobs)
+    # The graphs travel in the jobs to a cluster, whose hosts may not have the files.
+    wanted = _jobs(graph, compiler or "iree", flags, jobs, inline=executor is not None)
     with out.progress("compiling", len(wanted)) as bar:
 
         def tell(now: Progress) -> None:
-            bar.at(now.done, _standing(now))
+            bar.at(now.done, _standing(now), now.eta)
             if jobs is not None and not out.interactive and now.last is not None:
                 out.say(f"{now.done}/{now.total} {now.last.key} {now.last.outcome}")
 
-        done = precompile(wanted, workers=workers, store=session.store(), progress=tell)
-    _print(out, done, {job.key: job for job in wanted})
+        if executor is not None:
+            from neuron_store.executors import precompile_on  # noqa: PLC0415  (rarely needed)
+
+            tiers = session.tier_urls()
+            done = precompile_on(executor, wanted, tiers=tiers, address=address, progress=tell)
+        else:
+            from neuron_store.precompile import precompile  # noqa: PLC0415  (`--help` needs none)
+
+            done = precompile(wanted, workers=workers, store=session.store(), progress=tell)
+    _print(out, done, {job.key: job for job in wanted}, executor)
     if jobs is not None:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.counts.items()))
-        out.say(f"{counts}; in {done.seconds:.1f} s, at most {done.workers} at once")
+        how = f"on {executor}" if executor is not None else f"at most {done.workers} at once"
+        out.say(f"{counts}; in {done.seconds:.1f} s, {how}")
     if done.failed:
         context.exit(max(exit_status(o.error) for o in done.failed if o.error is not None))
 
 
 def _jobs(
-    graph: Path | None, compiler: str, flags: Sequence[str], jobs: Path | None
+    graph: Path | None, compiler: str, flags: Sequence[str], jobs: Path | None, *, inline: bool
 ) -> list[CompileJob]:
     from neuron_store.precompile import read_jobs  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.registry import get_compiler  # noqa: PLC0415
 
     if jobs is not None:
-        return read_jobs(jobs)
+        return read_jobs(jobs, inline=inline)
     assert graph is not None
     return [get_compiler(compiler).job(graph, flags=flags)]
 
@@ -109,18 +133,19 @@ def _jobs(
 def _standing(now: Progress) -> str:
     facts = [f"{now.running} running"] if now.running else []
     facts += [f"{now.failed} failed"] if now.failed else []
-    facts += [f"about {now.eta:.0f} s left"] if now.eta else []
     return ", ".join(facts)
 
 
-def _print(out: Output, done: Precompiled, jobs: dict[str, CompileJob]) -> None:
+def _print(
+    out: Output, done: Precompiled, jobs: dict[str, CompileJob], executor: str | None
+) -> None:
     if out.json:
         out.document(
-            "compile",
             ok=not done.failed,
             artifacts=[_plain(each, jobs[each.key]) for each in done.outcomes],
             seconds=done.seconds,
-            workers=done.workers,
+            workers=None if executor is not None else done.workers,
+            executor=executor,
         )
     else:
         rows = [(d.key, d.outcome, d.seconds, d.path) for d in done.outcomes]

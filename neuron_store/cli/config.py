@@ -38,7 +38,6 @@ def config(session: Session) -> None:
     out = session.out
     if out.json:
         out.document(
-            "config",
             ok=True,
             settings=[
                 {

@@ -127,7 +127,6 @@ def _terminable() -> Iterator[None]:
 def _print(out: Output, report: Report, keep: Path | None) -> None:
     if out.json:
         out.document(
-            "demo",
             ok=report.ok,
             seconds=report.seconds,
             steps=[attrs.asdict(step) for step in report.steps],

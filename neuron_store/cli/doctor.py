@@ -50,7 +50,7 @@ def doctor(context: click.Context, session: Session) -> None:
     good = all(each.refused is None for each in found)
     out = session.out
     if out.json:
-        out.document("doctor", ok=good, tiers=[_plain(each) for each in found])
+        out.document(ok=good, tiers=[_plain(each) for each in found])
     else:
         rows = []
         for each in found:
@@ -80,7 +80,7 @@ def _examine(session: Session) -> Iterator[_Examined]:
 
 
 def _examine_one(url: TierURL, seconds: float) -> _Examined:
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.errors import ConfigError  # noqa: PLC0415
     from neuron_store.registry import open_tier  # noqa: PLC0415
 

@@ -60,7 +60,7 @@ def ls(context: click.Context, session: Session, names: tuple[str, ...], quiet: 
     troubled = any(seen.outcome in {"error", "corrupt"} for seen in found)
     if out.json:
         fields = [_plain(seen, brief=True) for seen in found]
-        out.document("ls", ok=not troubled, artifacts=fields)
+        out.document(ok=not troubled, artifacts=fields)
     elif quiet:
         keys = dict.fromkeys(seen.key for seen in found if seen.key is not None)
         out.write("".join(f"{key}\n" for key in keys))
@@ -93,7 +93,7 @@ def _facts(artifact: Artifact | None) -> tuple[Any, ...]:
 
 
 def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Seen]:
-    from neuron_store.cli.pooling import each  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     keys, trouble = _keys(session, tier)
     if trouble is not None:
@@ -108,7 +108,7 @@ def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Se
 
 def _keys(session: Session, tier: ArtifactStore) -> tuple[Sequence[str], _Seen | None]:
     """All keys of a tier, damaged entries too, sorted; and its trouble, if there is any."""
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
 
     seconds = session.settings().tier_deadline
     keys = ask(tier.location, lambda: sorted({*tier.keys(), *tier.damaged()}), seconds=seconds)
@@ -118,7 +118,7 @@ def _keys(session: Session, tier: ArtifactStore) -> tuple[Sequence[str], _Seen |
 
 
 def _look(session: Session, tier: ArtifactStore, key: str) -> _Seen:
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
 
     seconds = session.settings().tier_deadline
     answer = ask(tier.location, functools.partial(tier.find, key), seconds=seconds)
@@ -149,7 +149,6 @@ def show(context: click.Context, session: Session, key: str) -> None:
     path = store.local.path_of(key) if seen[0].outcome == "hit" else None
     if out.json:
         out.document(
-            "show",
             ok=artifact is not None,
             key=key,
             path=str(path) if path is not None else None,
@@ -214,7 +213,7 @@ def verify(
     has it, unless --tier names the tier. Exit status 1 when anything is damaged or missing.
     """
     from neuron_store.artifact import check_key  # noqa: PLC0415  (`--help` needs none)
-    from neuron_store.cli.pooling import each  # noqa: PLC0415
+    from neuron_store.pooling import each  # noqa: PLC0415
 
     for key in keys:
         check_key(key)
@@ -236,7 +235,7 @@ def verify(
     missing = [seen for seen in found if seen.outcome == "missing"]
     good = good and all(seen.key in whole and not names for seen in missing)
     if out.json:
-        out.document("verify", ok=good, artifacts=[_plain(seen, brief=True) for seen in found])
+        out.document(ok=good, artifacts=[_plain(seen, brief=True) for seen in found])
     else:
         columns = (
             Column("tier"),
@@ -265,7 +264,7 @@ def verify(
 
 
 def _verify(tier: ArtifactStore, key: str) -> _Seen:
-    from neuron_store.cli.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
 
     answer = ask(tier.location, functools.partial(tier.verify, key), seconds=None)
     if not isinstance(answer, Trouble):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,18 +11,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from neuron_store.cli._printing import (
-    bytes_text,
-    given_store,
-    print_json,
-    print_table,
-    progress,
-    ranks_text,
-    say,
-    shapes_text,
-)
+from neuron_store.byte_sizes import human_bytes
+from neuron_store.cli.exits import NO
+from neuron_store.cli.output import Column
+from neuron_store.cli.session import json_option, pass_session
 from neuron_store.errors import ConfigError, ManifestError
-from neuron_store.manifest.diff import diff_manifests
+from neuron_store.manifest.diff import ABSENT, diff_manifests
 from neuron_store.manifest.emitter import write_manifest
 from neuron_store.manifest.merge import merge_engines
 from neuron_store.manifest.plan import FlagChange, plan_upgrade
@@ -31,11 +24,12 @@ from neuron_store.manifest.reader import Engine, graph_ranks, read_engines, read
 from neuron_store.manifest.ready import check_ready
 from neuron_store.manifest.report import render_report
 from neuron_store.manifest.schema import Graph, dump_manifest, to_json
-from neuron_store.registry import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from neuron_store.cli.output import Output
+    from neuron_store.cli.session import Session
     from neuron_store.manifest.diff import ManifestDiff
     from neuron_store.manifest.plan import Plan
     from neuron_store.manifest.ready import Readiness
@@ -43,8 +37,30 @@ if TYPE_CHECKING:
 __all__ = ["manifest"]
 
 _PATH = click.Path(exists=True, path_type=Path)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _MANY = click.argument("manifests", nargs=-1, required=True, type=_PATH, metavar="MANIFEST...")
+_GRAPHS = (
+    Column("graph"),
+    Column("size", "bytes"),
+    Column("compiled"),
+    Column("ranks"),
+    Column("inputs"),
+    Column("outputs"),
+)
+_DIFFERENCES = (
+    Column("change"),
+    Column("where"),
+    Column("name"),
+    Column("before"),
+    Column("after"),
+)
+_STATES = (Column("key"), Column("outcome", "outcome"), Column("ranks"), Column("detail"))
+_PLANNED = (
+    Column("key"),
+    Column("outcome", "outcome"),
+    Column("size", "bytes"),
+    Column("ranks"),
+    Column("because"),
+)
 
 
 @click.group()
@@ -58,34 +74,43 @@ def manifest() -> None:
 
 @manifest.command()
 @_MANY
-@_JSON
-def show(manifests: tuple[Path, ...], *, as_json: bool) -> None:
+@json_option
+@pass_session
+def show(session: Session, manifests: tuple[Path, ...]) -> None:
     """Print the graphs of manifests."""
-    engines = read_engines(manifests)
-    if as_json:
-        values = [{"engine": e.name, "path": str(e.path), **to_json(e.manifest)} for e in engines]
-        print_json(values)
-        return
-    for engine in engines:
-        _show_engine(engine)
+    out, engines = session.out, read_engines(manifests)
+    if out.json:
+        values = [
+            {"engine": e.name, "path": str(e.path), "manifest": to_json(e.manifest)}
+            for e in engines
+        ]
+        out.document(ok=True, engines=values)
+    elif out.terminal:
+        for engine in engines:
+            out.table(_GRAPHS, _graph_rows(engine), title=_heading(engine))
+    else:
+        rows = [(engine.name, *row) for engine in engines for row in _graph_rows(engine)]
+        out.table((Column("engine"), *_GRAPHS), rows)
 
 
-def _show_engine(engine: Engine) -> None:
+def _heading(engine: Engine) -> str:
     config = engine.manifest.config
     facts = [config.model, config.target, config.dtype, f"world size {config.topology.world_size}"]
-    say(f"{engine.name}: {', '.join(fact for fact in facts if fact)}")
-    rows = [
+    return f"{engine.name}: {', '.join(fact for fact in facts if fact)}"
+
+
+def _graph_rows(engine: Engine) -> list[tuple[Any, ...]]:
+    return [
         (
             graph.graph_hash,
-            bytes_text(graph.neff_size),
-            graph.created_timestamp or "-",
+            graph.neff_size,
+            graph.created_timestamp,
             ranks_text(graph.ranks),
             shapes_text(graph.input_shapes),
-            "?" if graph.output_shapes is None else shapes_text(graph.output_shapes),
+            None if graph.output_shapes is None else shapes_text(graph.output_shapes),
         )
         for graph in engine.manifest.graphs
     ]
-    print_table(("graph", "size", "compiled", "ranks", "inputs", "outputs"), rows, right={1})
 
 
 @manifest.command()
@@ -95,12 +120,13 @@ def _show_engine(engine: Engine) -> None:
     "--ignore",
     multiple=True,
     metavar="FIELD",
-    help="A graph's field not to compare, such as created_timestamp. May be repeated.",
+    help="A graph's field not to compare, such as created_timestamp. Repeatable.",
 )
-@_JSON
+@json_option
+@pass_session
 @click.pass_context
 def diff(
-    ctx: click.Context, before: Path, after: Path, *, ignore: tuple[str, ...], as_json: bool
+    context: click.Context, session: Session, before: Path, after: Path, *, ignore: tuple[str, ...]
 ) -> None:
     """Tell what differs between two manifests. Exit status 1 when something does."""
     known = {field.name for field in attrs.fields(Graph)} - {"extra"}
@@ -108,12 +134,15 @@ def diff(
         if field not in known:
             raise ConfigError(f"--ignore {field}: no such field; known: {', '.join(sorted(known))}")
     found = diff_manifests(_single(before), _single(after), ignore=ignore)
-    if as_json:
-        print_json(found.plain())
+    out = session.out
+    if out.json:
+        out.document(ok=found.same, **found.plain())
     else:
-        _show_diff(found)
-    if not found.same:
-        ctx.exit(1)
+        out.table(_DIFFERENCES, _difference_rows(found))
+    if found.same:
+        out.say("no difference")
+    else:
+        context.exit(NO)
 
 
 def _single(path: Path) -> Any:
@@ -129,115 +158,136 @@ def _single(path: Path) -> Any:
     return engines[0].manifest
 
 
-def _show_diff(found: ManifestDiff) -> None:
-    if found.same:
-        say("no difference")
-        return
-    for graph in found.added:
-        say(f"+ graph {graph.graph_hash} ranks {ranks_text(graph.ranks)}")
-    for graph in found.gone:
-        say(f"- graph {graph.graph_hash} ranks {ranks_text(graph.ranks)}")
-    for key, fields in found.changed.items():
-        for field, (old, new) in fields.items():
-            say(f"~ graph {key} {field}: {_value(old)} -> {_value(new)}")
-    for what, changes in (("config", found.config), ("environment", found.environment)):
-        for path, (old, new) in changes.items():
-            say(f"~ {what} {path}: {_value(old)} -> {_value(new)}")
+def _difference_rows(found: ManifestDiff) -> list[tuple[str | None, ...]]:
+    rows: list[tuple[str | None, ...]] = [
+        ("added", g.graph_hash, "ranks", None, ranks_text(g.ranks)) for g in found.added
+    ]
+    rows += [("gone", g.graph_hash, "ranks", ranks_text(g.ranks), None) for g in found.gone]
+    parts = [*found.changed.items(), ("config", found.config), ("environment", found.environment)]
+    for where, changes in parts:
+        rows += [
+            ("changed", where, name, _value(old), _value(new))
+            for name, (old, new) in changes.items()
+        ]
+    return rows
 
 
 @manifest.command()
 @click.argument("directory", type=_PATH)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
-@_JSON
-def merge(directory: Path, *, output: Path | None, as_json: bool) -> None:
+@json_option
+@pass_session
+def merge(session: Session, directory: Path, *, output: Path | None) -> None:
     """Merge the manifests of all engines below DIRECTORY into one."""
-    engines = read_engines([directory])
+    out, engines = session.out, read_engines([directory])
     merged = merge_engines(engines)
-    if output is None:
-        sys.stdout.write(dump_manifest(merged).decode())
-        return
-    with _writing(output):
-        write_manifest(merged, output.absolute())
-    if as_json:
-        count = {"manifests": len(engines), "graphs": len(merged.graphs)}
-        print_json({"output": str(output), **count})
-    else:
-        say(f"{len(engines)} manifests, {len(merged.graphs)} graphs -> {output}")
+    if output is not None:
+        with _writing(output):
+            write_manifest(merged, output.absolute())
+    elif not out.json:
+        out.write(dump_manifest(merged).decode())
+    if out.json:
+        out.document(
+            ok=True,
+            output=None if output is None else str(output),
+            manifests=len(engines),
+            graphs=len(merged.graphs),
+            manifest=to_json(merged) if output is None else None,
+        )
+    out.say(f"{len(engines)} manifests, {len(merged.graphs)} graphs -> {output or 'stdout'}")
 
 
 @manifest.command()
 @_MANY
-@click.option("--tier", required=True, metavar="URL", help="The tier that nodes will fetch from.")
+@click.option(
+    "--tier",
+    metavar="URL",
+    help="The tier that nodes will fetch from: a URL, or a shared tier by its name.  "
+    "[default: the only shared tier]",
+)
 @click.option("--world-size", type=click.IntRange(min=1), help="Ranks that must have traced.")
 @click.option("--no-verify", is_flag=True, help="Only look whether they are there; read no bytes.")
 @click.option(
     "--strict", is_flag=True, help="Not ready, too, when ranks traced different numbers of graphs."
 )
-@click.option("--workers", type=click.IntRange(1, 256), default=8, show_default=True)
-@_JSON
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="Look-ups at once.",
+)
+@json_option
+@pass_session
 @click.pass_context
 def ready(
-    ctx: click.Context,
-    manifests: tuple[Path, ...],
+    context: click.Context,
+    session: Session,
     *,
-    tier: str,
+    manifests: tuple[Path, ...],
+    tier: str | None,
     world_size: int | None,
     no_verify: bool,
     strict: bool,
     workers: int,
-    as_json: bool,
 ) -> None:
     """Tell whether every graph of every rank is in a tier and verifies. Exit status 1 when not."""
-    engines = read_engines(manifests)
-    total = len(graph_ranks(engines))
-    with given_store(ctx) or open_tier(tier) as store, progress("checking", total, as_json) as step:
+    out, engines = session.out, read_engines(manifests)
+    with out.progress("checking", len(graph_ranks(engines))) as bar:
         found = check_ready(
             engines,
-            store,
+            session.shared_tier(tier),
             world_size=world_size,
             verify=not no_verify,
             workers=workers,
-            progress=lambda _: step(),
+            progress=lambda graph: bar.end(graph.key),
         )
-    if as_json:
-        print_json(found.plain())
+    good = found.ready and not (strict and found.partial)
+    if out.json:
+        out.document(ok=good, **found.plain())
     else:
-        _show_readiness(found)
-    if not found.ready or (strict and found.partial):
-        ctx.exit(1)
+        rows = [(g.key, g.state, ranks_text(g.ranks), g.detail) for g in found.missing]
+        out.table(_STATES, rows)
+    _say_readiness(out, found, good=good)
+    if not good:
+        context.exit(NO)
 
 
-def _show_readiness(found: Readiness) -> None:
-    for graph in found.missing:
-        detail = f" ({graph.detail})" if graph.detail else ""
-        say(f"{graph.state} {graph.key} needed by ranks {ranks_text(graph.ranks)}{detail}")
+def _say_readiness(out: Output, found: Readiness, *, good: bool) -> None:
     if found.unseen_ranks:
-        say(f"no graph was traced by ranks {ranks_text(found.unseen_ranks)}: a manifest is missing")
+        ranks = ranks_text(found.unseen_ranks)
+        out.say(f"no graph was traced by ranks {ranks}: a manifest is missing")
     for told in found.partial:
-        say(f"note: {told}")
+        out.say(f"note: {told}")
     if not found.graphs:
-        say("the manifests list no graph")
-    verdict = "ready" if found.ready else "NOT ready"
+        out.say("the manifests list no graph")
     count = len(found.graphs) - len(found.missing)
-    say(
-        f"{verdict}: {count} of {len(found.graphs)} graphs of {found.world_size} ranks "
-        f"in {found.location}"
+    out.say(
+        f"{'ready' if good else 'NOT ready'}: {count} of {len(found.graphs)} graphs of "
+        f"{found.world_size} ranks in {found.location}"
     )
 
 
 @manifest.command()
 @_MANY
-@click.option("--upgrade", multiple=True, metavar="PACKAGE=VERSION", help="May be repeated.")
+@click.option("--upgrade", multiple=True, metavar="PACKAGE=VERSION", help="Repeatable.")
 @click.option("--add-flag", multiple=True, metavar="FLAG", help="A compiler option added or set.")
-@click.option("--remove-flag", multiple=True, metavar="NAME", help="A compiler option taken out.")
-@_JSON
+@click.option(
+    "--remove-flag",
+    multiple=True,
+    metavar="NAME",
+    help="A compiler option taken out; with a value only where it has that value.",
+)
+@json_option
+@pass_session
 def plan(
+    session: Session,
     manifests: tuple[Path, ...],
     *,
     upgrade: tuple[str, ...],
     add_flag: tuple[str, ...],
     remove_flag: tuple[str, ...],
-    as_json: bool,
 ) -> None:
     """Tell which keys will miss after a change of compiler, framework or flags."""
     upgrades = {}
@@ -249,40 +299,41 @@ def plan(
     if not (upgrades or add_flag or remove_flag):
         raise ConfigError("nothing changes: give --upgrade, --add-flag or --remove-flag")
     change = FlagChange(add_flag, remove_flag) if add_flag or remove_flag else None
-    found = plan_upgrade(read_engines(manifests), upgrades=upgrades, flags=change)
-    if as_json:
-        print_json(found.plain())
+    out, found = session.out, plan_upgrade(read_engines(manifests), upgrades=upgrades, flags=change)
+    if out.json:
+        out.document(ok=True, **found.plain())
     else:
-        _show_plan(found)
+        rows = [
+            (g.key, g.outcome, g.size, ranks_text(g.ranks), "; ".join(g.reasons))
+            for g in found.graphs
+            if g.outcome != "hit"
+        ]
+        out.table(_PLANNED, rows)
+    out.say(_cost(found))
 
 
-def _show_plan(found: Plan) -> None:
-    rows = [
-        (g.outcome, g.key, bytes_text(g.size), ranks_text(g.ranks), "; ".join(g.reasons))
-        for g in found.graphs
-        if g.outcome != "hit"
-    ]
-    if rows:
-        print_table(("outcome", "graph", "size", "ranks", "because"), rows, right={2})
+def _cost(found: Plan) -> str:
     miss, may, hit = (len(found.of(outcome)) for outcome in ("miss", "may miss", "hit"))
-    cost = sum(graph.size or 0 for graph in found.of("miss"))
-    say(f"{miss} keys miss ({bytes_text(cost)} to compile anew), {may} may miss, {hit} stay")
+    cost = human_bytes(sum(graph.size or 0 for graph in found.of("miss")))
+    return f"{miss} keys miss ({cost} to compile anew), {may} may miss, {hit} stay"
 
 
 @manifest.command()
 @_MANY
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path))
 @click.option("--title", default="", help="Of the page; else the model's name.")
-@_JSON
-def report(manifests: tuple[Path, ...], *, output: Path, title: str, as_json: bool) -> None:
+@json_option
+@pass_session
+def report(session: Session, manifests: tuple[Path, ...], *, output: Path, title: str) -> None:
     """Write one self-contained HTML page; with two manifests it shows their differences."""
-    engines = read_engines(manifests)
+    out, engines = session.out, read_engines(manifests)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = render_report(
         engines,
         title=title,
         footer=f"Made by neuron-store from {len(engines)} manifest(s), {made}.",
     )
+    size = len(page.encode())
     staged = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     with _writing(output):
         try:
@@ -290,11 +341,9 @@ def report(manifests: tuple[Path, ...], *, output: Path, title: str, as_json: bo
             staged.replace(output)
         finally:
             staged.unlink(missing_ok=True)
-    if as_json:
-        count = {"manifests": len(engines), "bytes": len(page.encode())}
-        print_json({"output": str(output), **count})
-    else:
-        say(f"{output}: {len(page):,} characters")
+    if out.json:
+        out.document(ok=True, output=str(output), manifests=len(engines), bytes=size)
+    out.say(f"{output}: {human_bytes(size)}")
 
 
 @contextmanager
@@ -305,6 +354,25 @@ def _writing(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another") from error
 
 
-def _value(value: Any) -> str:
+def _value(value: Any) -> str | None:
+    if value is ABSENT:
+        return None
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def shapes_text(shapes: Sequence[str], limit: int = 4) -> str:
+    """`[4] [4, 2048] and 3 more`."""
+    shown = " ".join(f"[{shape.removesuffix(',')}]" for shape in shapes[:limit])
+    return shown + (f" and {len(shapes) - limit} more" if len(shapes) > limit else "")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3,7`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

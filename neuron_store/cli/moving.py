@@ -57,7 +57,7 @@ def fetch(context: click.Context, session: Session, keys: tuple[str, ...]) -> No
             done.append(_fetch(store, key))
     good = all(each.path is not None for each in done)
     if out.json:
-        out.document("fetch", ok=good, artifacts=[attrs.asdict(each) for each in done])
+        out.document(ok=good, artifacts=[attrs.asdict(each) for each in done])
     else:
         columns = (
             Column("key"),
@@ -147,7 +147,7 @@ def promote(
     """
     if [bool(keys), bool(manifests), everything].count(True) != 1:
         raise click.UsageError("give either KEYS, --manifest PATH or --all")
-    from neuron_store.cli.pooling import each  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     out, store = session.out, session.store()
     wanted = _to_promote(store, keys, manifests)
@@ -165,7 +165,7 @@ def promote(
             done += answers
     good = _FAILURES.isdisjoint(a.outcome for a in done)
     if out.json:
-        out.document("promote", ok=good, artifacts=[attrs.asdict(a) for a in done])
+        out.document(ok=good, artifacts=[attrs.asdict(a) for a in done])
     else:
         columns = (Column("key"), Column("tier"), Column("outcome", "outcome"))
         out.table(columns, [(a.key, a.tier, a.outcome) for a in done])

@@ -11,24 +11,28 @@ import json
 import logging
 import os
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store.byte_sizes import human_bytes
 from neuron_store.cli.exits import PIPE_CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["SCHEMA", "Bar", "Column", "Output", "human_bytes", "printable"]
+__all__ = ["SCHEMA", "Bar", "Column", "Output", "printable"]
 
 SCHEMA = 1
 """Version of the JSON documents; fields may be added to a version, none changes or goes."""
 
 _STYLES = {
     **dict.fromkeys(("ok", "hit", "created", "present", "fetched", "compiled", "fit"), "green"),
-    **dict.fromkeys(("missing", "miss", "conflict", "repaired", "skipped", "waited"), "yellow"),
+    **dict.fromkeys(
+        ("missing", "miss", "may miss", "conflict", "repaired", "skipped", "waited"), "yellow"
+    ),
     **dict.fromkeys(("corrupt", "error", "failed", "FAILED", "refused"), "bold red"),
 }
 
@@ -71,6 +75,8 @@ class Output:
     def __init__(self) -> None:
         self.json = False
         """Set by the option `--json` of each command."""
+        self.command = ""
+        """Which command runs, such as `manifest show`; set by that option, too."""
 
     @property
     def terminal(self) -> bool:
@@ -84,9 +90,9 @@ class Output:
 
     # -- results --------------------------------------------------------------------------------
 
-    def document(self, command: str, *, ok: bool, **fields: Any) -> None:
+    def document(self, *, ok: bool, **fields: Any) -> None:
         """Print the JSON document. `ok` is true exactly when the exit status is 0."""
-        content = {"command": command, "schema": SCHEMA, "ok": ok, **fields}
+        content = {"command": self.command, "schema": SCHEMA, "ok": ok, **fields}
         self.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def table(
@@ -133,7 +139,9 @@ class Output:
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        # As Text, like the cells: what a manifest says may look like markup.
+        heading = None if title is None else Text(printable(title))
+        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD)
         for column in columns:
             table.add_column(
                 column.name,
@@ -180,10 +188,20 @@ class Output:
             BarColumn,
             MofNCompleteColumn,
             Progress,
+            ProgressColumn,
             SpinnerColumn,
+            Task,
             TextColumn,
             TimeElapsedColumn,
         )
+        from rich.text import Text  # noqa: PLC0415
+
+        class Left(ProgressColumn):
+            """Counts down what the work itself says; rich's own guess knows no parallel work."""
+
+            def render(self, task: Task) -> Text:
+                end = task.fields["end"]
+                return Text("" if end is None else time_left(end - time.monotonic()))
 
         shown = Progress(
             SpinnerColumn(),
@@ -191,31 +209,44 @@ class Output:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            Left(),
             console=Console(stderr=True),
             transient=True,
         )
-        task = shown.add_task(what, total=total)
+        task = shown.add_task(what, total=total, end=None)
+
+        def update(done: int, text: str, eta: float | None) -> None:
+            end = None if eta is None else time.monotonic() + eta
+            shown.update(task, completed=done, description=text, end=end)
+
         with shown:
-            yield Bar(what, lambda done, text: shown.update(task, completed=done, description=text))
+            yield Bar(what, update)
 
 
 class Bar:
     """Says how far the work has come. Safe from threads."""
 
-    def __init__(self, what: str, update: Callable[[int, str], None] | None = None) -> None:
-        """Args: what is done; update, called with how many are done and what to show."""
+    def __init__(
+        self, what: str, update: Callable[[int, str, float | None], None] | None = None
+    ) -> None:
+        """Args: what is done; update, called with how many are done, what to show, seconds left."""
         self._what = what
         self._update = update
         self._begun = itertools.count()
+        self._done = itertools.count(1)
 
     def begin(self, name: str) -> None:
         """One more thing begins, and so an earlier one is done."""
         self.at(next(self._begun), name)
 
-    def at(self, done: int, text: str) -> None:
-        """So many are done."""
+    def end(self, name: str) -> None:
+        """One more thing is done."""
+        self.at(next(self._done), name)
+
+    def at(self, done: int, text: str, eta: float | None = None) -> None:
+        """So many are done; `eta` seconds are left, where that is known."""
         if self._update is not None:
-            self._update(done, f"{self._what} {printable(text)}".strip())
+            self._update(done, f"{self._what} {printable(text)}".strip(), eta)
 
 
 class LogToStderr(logging.Handler):
@@ -239,6 +270,13 @@ def log_to_stderr(verbosity: int) -> None:
             logger.addHandler(LogToStderr())
 
 
+def time_left(seconds: float) -> str:
+    """Seconds to go, as a progress bar shows them."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"about {hours}:{minutes:02}:{rest:02} left"
+
+
 def printable(text: str) -> str:
     """The text with every control character but newline and tab made visible."""
     if text.isprintable():
@@ -246,13 +284,3 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )
-
-
-def human_bytes(size: int) -> str:
-    """Bytes with a binary unit."""
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"

@@ -66,6 +66,31 @@ class Session:
             click.get_current_context().call_on_close(self._store.close)
         return self._store
 
+    def shared_tier(self, wanted: str | None) -> ArtifactStore:
+        """One shared tier, opened without the others and the local one; closed with the command.
+
+        Args:
+            wanted: its name or location, or the URL of any other; None: the only one there is.
+
+        Raises:
+            ConfigError: none was said and there is not exactly one, or the URL is none.
+        """
+        from neuron_store.errors import ConfigError  # noqa: PLC0415  (`--help` needs none)
+        from neuron_store.registry import open_tier  # noqa: PLC0415
+
+        urls = self.tier_urls()
+        if wanted is None:
+            if len(urls) != 1:
+                known = ", ".join(url.name or url.location for url in urls)
+                which = f"there are {known}" if urls else "there is no shared tier"
+                raise ConfigError(f"which tier? {which}; give --tier with a name or a URL")
+            tier = open_tier(urls[0])
+        else:
+            named = [url for url in urls if wanted in {url.name, url.location}]
+            tier = open_tier(named[0] if named else wanted)
+        click.get_current_context().call_on_close(tier.close)
+        return tier
+
     def chosen(self, names: Sequence[str]) -> Sequence[ArtifactStore]:
         """The tiers that a command's own `--tier` options name; all when there is none.
 
@@ -97,7 +122,11 @@ pass_session = click.make_pass_decorator(Session)
 
 def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
     session = context.find_object(Session)
-    if session is not None and value:
+    if session is None:
+        return
+    # Without the program's own name, which is whatever it was called by.
+    session.out.command = context.command_path.partition(" ")[2]
+    if value:
         session.out.json = True
 
 

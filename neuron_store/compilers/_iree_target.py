@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neuron_store.compiler_flags import FlagDialect, parse_flags
 from neuron_store.compilers._cpu import host_cpu
 from neuron_store.errors import ConfigError
-from neuron_store.key import FlagDialect, parse_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

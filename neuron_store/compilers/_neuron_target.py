@@ -6,8 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from neuron_store.compiler_flags import last_value
 from neuron_store.errors import ConfigError
-from neuron_store.key import parse_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +29,12 @@ def resolve_target(flags: Sequence[str] | str) -> str:
     Raises:
         ConfigError: none of them says, or what it says is not a target's name.
     """
-    given = [flag.value for flag in parse_flags(flags) if flag.name == "--target"]
+    given = last_value(flags, "--target")
     override = os.environ.get(TARGET_OVERRIDE)
     if override:
         target, source = override, TARGET_OVERRIDE
-    elif given:
-        target, source = given[-1] or "", "--target"
+    elif given is not None:
+        target, source = given, "--target"
     else:
         target, source = _detected(), _PRODUCT
     if _TARGET.match(target) is None:

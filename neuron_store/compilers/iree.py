@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neuron_store.artifact import is_key
+from neuron_store.compiler_flags import canonical_flags
 from neuron_store.compilers._cpu import host_cpu
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._iree_target import DEVICE, DIALECT, IreeTarget, resolve_target
@@ -28,7 +29,6 @@ from neuron_store.errors import (
 )
 from neuron_store.job import CompileJob
 from neuron_store.key import (
-    canonical_flags,
     compute_key,
     digest,
     with_extra,

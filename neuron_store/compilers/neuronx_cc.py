@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 
+from neuron_store.compiler_flags import NEURONX_CC, canonical_flags, parse_flags
 from neuron_store.compilers import _hlo
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._neuron_target import resolve_target
@@ -22,11 +23,8 @@ from neuron_store.compilers._process import ended, plain_environment, run_compil
 from neuron_store.errors import ArtifactCorrupt, CompileError, ConfigError, Unsupported
 from neuron_store.job import CompileJob
 from neuron_store.key import (
-    NEURONX_CC,
-    canonical_flags,
     compute_key,
     digest,
-    parse_flags,
     with_extra,
 )
 from neuron_store.neuron_layout import (

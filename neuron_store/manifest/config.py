@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
+from neuron_store.compiler_flags import last_value, recorded_flags
 from neuron_store.manifest.coercion import to_plain
-from neuron_store.manifest.flags import canonical_flags
 from neuron_store.manifest.schema import Config, Topology
 
 __all__ = ["build_config", "installed_packages"]
@@ -65,7 +65,7 @@ def build_config(
         or _get(neuron_config, "target")
         or _get(neuron_config, "platform_target")
         or (environ or {}).get(TARGET_OVERRIDE)
-        or canonical_flags(compiler_flags).get("--target")
+        or last_value(recorded_flags(compiler_flags), "--target")
     )
     return Config(
         model=_text(_get(model, "model")),

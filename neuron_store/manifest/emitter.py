@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from neuron_store.artifact import is_key
+from neuron_store.compiler_flags import manifest_flags
 from neuron_store.manifest.config import build_config, installed_packages
 from neuron_store.manifest.engine import engine_id
 from neuron_store.manifest.enrich import enrich
-from neuron_store.manifest.flags import strip_machine_paths
 from neuron_store.manifest.ledger import (
     LedgerLine,
     clear_ledger,
@@ -146,7 +146,7 @@ def _group(
     ):
         told = flags.get(line.compiler_flags)
         if told is None:
-            told = flags[line.compiler_flags] = strip_machine_paths(line.compiler_flags)
+            told = flags[line.compiler_flags] = manifest_flags(line.compiler_flags)
         graphs.append(
             Graph(
                 graph_hash=key,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neuron_store.manifest.flags import canonical_flags, split_flags
+from neuron_store.compiler_flags import parse_flags, recorded_flags, settled_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,16 +44,20 @@ class FlagChange:
     add: tuple[str, ...] = ()
     """Command-line text each, such as `--auto-cast=none` or `--target trn3`."""
     remove: tuple[str, ...] = ()
-    """Names, such as `--verbose`."""
+    """Names, such as `--verbose`; with a value (`-O1`) only where it has that value."""
 
-    def apply(self, flags: str) -> dict[str, str]:
-        """The canonical flags after the change."""
-        changed = canonical_flags(flags)
-        for name in self.remove:
-            changed.pop(name, None)
-        for text in self.add:
-            changed.update(canonical_flags(split_flags(text)))
-        return changed
+    def apply(self, flags: Sequence[str]) -> list[str]:
+        """The flags after the change; raises ConfigError where the change is no flags."""
+        kept = parse_flags(flags)
+        for text in self.remove:
+            for gone in parse_flags(text):
+                kept = [
+                    flag
+                    for flag in kept
+                    if flag.name != gone.name or gone.value not in {None, flag.value}
+                ]
+        tokens = [token for flag in kept for token in flag.tokens]
+        return [*tokens, *(token for text in self.add for token in _tokens(text))]
 
 
 @attrs.frozen
@@ -99,7 +103,8 @@ def plan_upgrade(
     """Tell for every graph of the manifests whether its key survives the change.
 
     A key holds the exact versions of the compiler and of the Neuron framework, and the compiler's
-    flags in canonical form (order does not matter, and of repeats the last counts).
+    flags in canonical form (order does not matter, and of repeats the last counts). The Neuron
+    stack's own keys tell `-O1` from `--optlevel=1`, ours do not: such a change may miss.
 
     Args:
         engines: the deployment as it is.
@@ -111,14 +116,15 @@ def plan_upgrade(
     for engine in engines:
         certain, possible = _versions(engine, wanted)
         for graph in engine.manifest.graphs:
-            sure = [*certain, *(_flag_reasons(graph, flags) if flags else [])]
-            outcome = "miss" if sure else ("may miss" if possible else "hit")
+            changed, respelled = _flag_reasons(graph, flags) if flags else ([], [])
+            sure, maybe = [*certain, *changed], [*possible, *respelled]
+            outcome = "miss" if sure else ("may miss" if maybe else "hit")
             known = planned.get(graph.graph_hash)
             if known is None:
                 planned[graph.graph_hash] = PlannedGraph(
                     graph.graph_hash,
                     outcome,
-                    tuple(sure or possible),
+                    tuple(sure or maybe),
                     graph.ranks,
                     graph.neff_size,
                 )
@@ -127,7 +133,7 @@ def plan_upgrade(
                 planned[graph.graph_hash] = attrs.evolve(
                     known,
                     outcome=worse,
-                    reasons=tuple(dict.fromkeys([*known.reasons, *(sure or possible)])),
+                    reasons=tuple(dict.fromkeys([*known.reasons, *(sure or maybe)])),
                     ranks=tuple(sorted({*known.ranks, *graph.ranks})),
                     size=known.size if known.size is not None else graph.neff_size,
                 )
@@ -157,10 +163,25 @@ def _versions(engine: Engine, wanted: Mapping[str, str]) -> tuple[list[str], lis
     return certain, possible
 
 
-def _flag_reasons(graph: Graph, flags: FlagChange) -> list[str]:
-    before, after = canonical_flags(graph.compiler_flags), flags.apply(graph.compiler_flags)
-    return [
-        f"flag {name}: {before.get(name, '(none)')} -> {after.get(name, '(none)')}"
-        for name in sorted({*before, *after})
-        if before.get(name) != after.get(name)
+def _tokens(text: str) -> list[str]:
+    return [token for flag in parse_flags(text) for token in flag.tokens]
+
+
+def _flag_reasons(graph: Graph, flags: FlagChange) -> tuple[list[str], list[str]]:
+    """Reasons why the key certainly and why it possibly misses."""
+    before = recorded_flags(graph.compiler_flags)
+    after = flags.apply(before)
+    old, new = settled_flags(before), settled_flags(after)
+    certain = [
+        f"flag {old.get(name, '(none)')} -> {new.get(name, '(none)')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
     ]
+    if certain or _spelled(before) == _spelled(after):
+        return certain, []
+    return [], ["flags are only spelled otherwise: the Neuron stack's own key tells synonyms apart"]
+
+
+def _spelled(flags: Sequence[str]) -> dict[str, str | None]:
+    """What libtorch_neuronx_lite's key holds: `--k v` is `--k=v` there, `-O1` no `--optlevel=1`."""
+    return {flag.tokens[0].partition("=")[0]: flag.value for flag in parse_flags(flags)}

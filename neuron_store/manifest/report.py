@@ -15,6 +15,7 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from neuron_store.byte_sizes import human_bytes
 from neuron_store.manifest.diff import ABSENT, diff_manifests, flatten
 from neuron_store.manifest.schema import to_json
 
@@ -118,15 +119,6 @@ def _totals(engines: Sequence[Engine], data: dict[str, Any]) -> str:
 
 def _largest(sizes: list[int]) -> str:
     return f"largest {human_bytes(max(sizes))}" if sizes else ""
-
-
-def human_bytes(size: float) -> str:
-    """`9.3 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 class _Table:

@@ -93,25 +93,6 @@ def contents_of(directory: Path) -> dict[str, bytes]:
 class ConditionalCases:
     """Subclass with a fixture `place`."""
 
-    @pytest.fixture
-    def source(self, tmp_path):
-        (tmp_path / "source").mkdir()
-        return tmp_path / "source"
-
-    @pytest.fixture
-    def artifact(self, source):
-        return fill(source, CONTENTS, "k")
-
-    @pytest.fixture
-    def into(self, tmp_path):
-        (tmp_path / "into").mkdir()
-        return tmp_path / "into"
-
-    @pytest.fixture
-    def other(self, tmp_path):
-        (tmp_path / "other").mkdir()
-        return tmp_path / "other"
-
     def payload(self, artifact: Artifact, name: str) -> str:
         file = artifact.file(name)
         assert file is not None

@@ -14,6 +14,32 @@ def no_hook():
     steps.set_hook(None)
 
 
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def artifact(source):
+    """Not published yet; its files are in `source`."""
+    from tests.backends.cases import CONTENTS, fill
+
+    return fill(source, CONTENTS, "k")
+
+
+@pytest.fixture
+def into(tmp_path):
+    (tmp_path / "into").mkdir()
+    return tmp_path / "into"
+
+
+@pytest.fixture
+def other(tmp_path):
+    (tmp_path / "other").mkdir()
+    return tmp_path / "other"
+
+
 @pytest.fixture(scope="session")
 def moto():
     from tests.servers.moto import MotoServer

@@ -37,22 +37,8 @@ class FaultCases:
     """Part of the remedy for a 403."""
 
     @pytest.fixture
-    def source(self, tmp_path):
-        (tmp_path / "source").mkdir()
-        return tmp_path / "source"
-
-    @pytest.fixture
-    def artifact(self, source):
-        return fill(source, CONTENTS, "k")
-
-    @pytest.fixture
     def large(self, source):
         return fill(source, {"graph_k.neff": os.urandom(1000) * 20_000}, "k")
-
-    @pytest.fixture
-    def into(self, tmp_path):
-        (tmp_path / "into").mkdir()
-        return tmp_path / "into"
 
     def inject(self, faults, fault, request, times=1):
         facts = {**self.says.get(fault, {}), **self.where[request]}

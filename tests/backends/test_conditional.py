@@ -29,23 +29,6 @@ from tests.backends.cases import CONTENTS, contents_of, fill
 
 
 @pytest.fixture
-def source(tmp_path):
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def artifact(source):
-    return fill(source, CONTENTS, "k")
-
-
-@pytest.fixture
-def into(tmp_path):
-    (tmp_path / "into").mkdir()
-    return tmp_path / "into"
-
-
-@pytest.fixture
 def faults(moto, s3_place):
     return moto.faults
 

@@ -17,7 +17,7 @@ from neuron_store.errors import (
 from neuron_store.tier_url import parse_tier_url
 from neuron_store_backends._options import Times
 from neuron_store_backends.s3 import S3Store
-from tests.backends.cases import CONTENTS, ConditionalCases, fill
+from tests.backends.cases import ConditionalCases, fill
 from tests.servers.moto import CREDENTIALS
 from tests.servers.processes import black_hole
 
@@ -26,17 +26,6 @@ class TestMoto(ConditionalCases):
     @pytest.fixture
     def place(self, s3_place):
         return s3_place
-
-
-@pytest.fixture
-def source(tmp_path):
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def artifact(source):
-    return fill(source, CONTENTS, "k")
 
 
 def test_a_miss_costs_one_request(s3_place, moto):

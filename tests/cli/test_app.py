@@ -13,7 +13,8 @@ import pytest
 import neuron_store.errors
 from neuron_store.cli.app import COMMANDS
 from neuron_store.cli.exits import exit_status
-from neuron_store.cli.output import human_bytes, printable
+from neuron_store.cli.manifest import manifest
+from neuron_store.cli.output import printable, time_left
 from tests.cli.conftest import KEY
 
 ESCAPE = re.compile(r"\x1b")
@@ -26,9 +27,9 @@ def test_help_lists_every_command(command):
         assert re.search(rf"^  {name}  +\w", result.stdout, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", [*COMMANDS, *(f"manifest {name}" for name in manifest.commands)])
 def test_every_command_has_help_and_json(cli, name):
-    assert "--json" in cli(name, "--help").stdout
+    assert "--json" in cli(*name.split(), "--help").stdout
 
 
 def test_version(command):
@@ -76,6 +77,14 @@ def test_an_error_is_one_json_document_too(cli):
     assert document["command"] == "show"
     assert document["error"]["type"] == "InvalidKey"
     assert document["error"]["message"] in result.stderr
+
+
+def test_an_error_names_the_whole_command(cli, tmp_path):
+    (tmp_path / "bad.json").write_text("{")
+    for arguments in (["manifest", "show"], ["prefetch", "--manifest"]):
+        document = json.loads(cli(*arguments, tmp_path / "bad.json", "--json", status=2).stdout)
+        assert document["error"]["type"] == "ManifestError"
+        assert document["command"] == " ".join(arguments).removesuffix(" --manifest")
 
 
 def test_a_wrong_command_is_a_usage_error(command):
@@ -164,10 +173,11 @@ def test_printable_keeps_lines_and_shows_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")]
+    ("seconds", "text"),
+    [(0.2, "0:00:00"), (-3.0, "0:00:00"), (61.4, "0:01:01"), (7322, "2:02:02")],
 )
-def test_bytes_for_people(size, text):
-    assert human_bytes(size) == text
+def test_time_that_is_left(seconds, text):
+    assert time_left(seconds) == f"about {text} left"
 
 
 def test_nobody_reading_is_silent(put, places):

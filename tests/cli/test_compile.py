@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,21 @@ func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
   %0 = stablehlo.add %a, %a : tensor<4xf32>
   return %0 : tensor<4xf32>
 }
+"""
+
+
+DASK = """
+import subprocess, sys
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    options = dict(n_workers=1, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+    with LocalCluster(**options) as cluster:
+        command = [sys.executable, "-m", "neuron_store.cli", "--tier", sys.argv[1], "compile"]
+        command += ["--jobs", sys.argv[2], "--json"]
+        command += ["--executor", "dask", "--address", cluster.scheduler_address]
+        status = subprocess.run(command).returncode
+    sys.exit(status)
 """
 
 
@@ -90,6 +109,31 @@ class TestIree:
         assert [each["outcome"] for each in document["artifacts"]] == ["hit", "hit"]
         assert document["ok"] is True
 
+    @pytest.mark.slow
+    def test_jobs_go_to_a_dask_cluster_and_meet_in_the_shared_tier(self, graph, places, tmp_path):
+        pytest.importorskip("distributed")
+        (tmp_path / "broken.mlir").write_text("func.func @main( {")
+        graphs = ["broken.mlir", graph.name]
+        jobs = tmp_path / "jobs.jsonl"
+        jobs.write_text("\n".join(json.dumps({"compiler": "iree", "graph": g}) for g in graphs))
+        # A node of its own in the workers' settings, and a cluster of its own process.
+        (tmp_path / "main.py").write_text(DASK)
+        done = subprocess.run(
+            [sys.executable, "main.py", places.shared, jobs],
+            cwd=tmp_path,
+            env={**os.environ, "VLLM_CACHE_ROOT": str(tmp_path / "worker")},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        document = json.loads(done.stdout)
+        assert [a["outcome"] for a in document["artifacts"]] == ["failed", "compiled"]
+        assert (document["ok"], document["executor"], document["workers"]) == (False, "dask", None)
+        assert "1 compiled, 1 failed; in " in done.stderr
+        assert (places.shared / document["artifacts"][1]["key"]).is_dir()
+
 
 class TestNeuronxCc:
     @pytest.fixture
@@ -158,3 +202,54 @@ def test_a_jobs_file_that_cannot_be_used(cli, tmp_path, line, piece):
     result = cli("compile", "--jobs", jobs, status=2)
     assert f"{jobs}, line 1: " in result.stderr
     assert piece in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--executor", "dask"],
+        ["--jobs", "{}", "--address", "tcp://127.0.0.1:1"],
+        ["--jobs", "{}", "--executor", "ray", "--workers", "2"],
+    ],
+)
+def test_an_executor_is_for_jobs_and_counts_its_workers_itself(cli, graph, tmp_path, arguments):
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text("{}")
+    where = [] if "--jobs" in arguments else [graph]
+    given = [jobs if argument == "{}" else argument for argument in arguments]
+    assert "Usage" in cli("compile", *where, *given, status=2).stderr
+
+
+def test_an_unknown_executor_is_a_usage_error(cli, graph, tmp_path):
+    pytest.importorskip("iree.compiler")
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text(json.dumps({"compiler": "iree", "graph": graph.name}))
+    result = cli("compile", "--jobs", jobs, "--executor", "slurm", status=2)
+    assert "no executor 'slurm'; known: dask, ray" in result.stderr
+
+
+def test_on_a_terminal_the_bar_counts_down_what_is_left():
+    ours, theirs = pty.openpty()
+    program = (
+        "import time; from neuron_store.cli.output import Output\n"
+        "with Output().progress('compiling', 2) as bar:\n"
+        "    bar.at(1, '1 running', 125.0); time.sleep(0.5)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
+    ):
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not data:
+                break
+            shown += data
+    os.close(ours)
+    assert re.search(rb"about 0:02:0[45] left", shown)
+    assert b"compiling 1 running" in shown

@@ -4,21 +4,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.manifest.stores import DirectoryStore
+from neuron_store_backends.local import LocalStore
+from tests.manifest.entries import InterfaceOnly
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture
-def store(tmp_path) -> DirectoryStore:
-    return DirectoryStore(tmp_path / "cache")
+def root(tmp_path) -> Path:
+    """Of the local tier."""
+    return tmp_path / "cache"
 
 
 @pytest.fixture
-def remote(tmp_path) -> DirectoryStore:
+def store(root) -> LocalStore:
+    return LocalStore(root)
+
+
+@pytest.fixture
+def remote(tmp_path) -> InterfaceOnly:
     """A tier without directories of its own."""
-    return DirectoryStore(tmp_path / "remote", remote=True)
+    return InterfaceOnly(tmp_path / "remote")
 
 
 @pytest.fixture

@@ -26,20 +26,22 @@ SPLICES = [
 ]
 
 
-def seeds() -> list[bytes]:
-    modules = [path.read_bytes() for path in sorted(FIXTURES.glob("*.hlo"))]
-    small = [data for data in modules if len(data) < 10_000]
-    # The wrapper: HloProto.hlo_module is field 1.
-    return small + [b"\x0a" + _varint(len(data)) + data for data in small]
-
-
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Of the value's low 64 bits, as two's complement gives them."""
+    value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def seeds() -> list[bytes]:
+    modules = [path.read_bytes() for path in sorted(FIXTURES.glob("*.hlo"))]
+    small = [data for data in modules if len(data) < 10_000]
+    # The wrapper: HloProto.hlo_module is field 1.
+    return small + [b"\x0a" + varint(len(data)) + data for data in small]
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:

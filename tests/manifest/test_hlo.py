@@ -9,20 +9,10 @@ import pytest
 from neuron_store.errors import HloError
 from neuron_store.manifest._wire import MAX_FIELDS
 from neuron_store.manifest.hlo import MAX_DEPTH, read_output_shapes, read_program_shape
-from tests.manifest.fuzz_hlo import run
-from tests.manifest.stores import FIXTURES
+from tests.manifest.entries import FIXTURES
+from tests.manifest.fuzz_hlo import run, varint
 
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
-
-
-def varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def field(number: int, value: int | bytes) -> bytes:

@@ -2,16 +2,14 @@
 
 import json
 import os
-import shutil
 from multiprocessing import get_context
 from pathlib import Path
 
 import attrs
-import filelock
 import pytest
 
 from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactNotFound, PromoteError, TierError
+from neuron_store.errors import ArtifactNotFound, PromoteError
 from neuron_store.manifest.diff import diff_manifests
 from neuron_store.manifest.merge import merge_engines
 from neuron_store.manifest.plan import FlagChange, plan_upgrade
@@ -26,8 +24,11 @@ from neuron_store.manifest.schema import (
     dump_manifest,
     load_manifest,
 )
+from neuron_store.tiered import TieredStore
+from neuron_store_backends.local import LocalStore
+from neuron_store_backends.posix import PosixStore
 from tests.manifest import samples
-from tests.manifest.stores import DirectoryStore, key_of, publish
+from tests.manifest.entries import NAME_TOO_LONG, InterfaceOnly, key_of, publish
 
 
 def engine(*graphs: Graph, name: str = "dev0_7", world: int = 2, **options) -> Engine:
@@ -39,44 +40,13 @@ def graph(number: int, ranks=(0, 1), **options) -> Graph:
     return Graph(key_of(number), ranks=tuple(ranks), **options)
 
 
-class TwoTiers(DirectoryStore):
-    """A local directory over a remote one, with what `TieredStore` promises of `get`."""
-
-    def __init__(self, root: Path, remote: DirectoryStore) -> None:
-        super().__init__(root)
-        self.shared = remote
-        self.fetched: list[str] = []
-
-    def find(self, key):
-        return super().find(key) or self.shared.find(key)
-
-    def path_of(self, key):
-        return None if DirectoryStore.find(self, key) is None else self.root / key
-
-    def get(self, key):
-        with filelock.FileLock(self.root.with_name(f"{key}.lock")):
-            path = self.path_of(key)
-            if path is not None:
-                return path
-            artifact = self.shared.find(key)
-            if artifact is None:
-                raise ArtifactNotFound(key, self.location)
-            self.fetched.append(key)
-            self.publish(artifact, self.shared.root / key)
-            return self.root / key
-
-    def promote(self, key):
-        if key == key_of(13):
-            raise PromoteError(key, {"s3": TierError("s3", "publish", "403")}, {})
-        artifact = DirectoryStore.find(self, key)
-        if artifact is None:
-            raise ArtifactNotFound(key, self.location)
-        return {"shared": self.shared.publish(artifact, self.root / key)}
+def two_tiers(local: Path, *shared: Path) -> TieredStore:
+    return TieredStore([LocalStore(local), *(PosixStore(root) for root in shared)])
 
 
 @pytest.fixture
-def two(tmp_path, remote) -> TwoTiers:
-    return TwoTiers(tmp_path / "local", remote)
+def two(tmp_path, remote) -> TieredStore:
+    return two_tiers(tmp_path / "local", remote.root)
 
 
 # -- diff ------------------------------------------------------------------------------------------
@@ -182,10 +152,9 @@ def test_damaged_bytes_are_found_only_by_verifying(remote, tmp_path):
     assert [g.state for g in found.missing] == ["corrupt"]
 
 
-def test_a_tier_that_cannot_say_is_not_ready(remote):
-    remote.broken = "403"
-    found = check_ready([engine(graph(1))], remote)
-    assert [(g.state, "403" in g.detail) for g in found.graphs] == [("error", True)]
+def test_a_tier_that_cannot_say_is_not_ready(tmp_path):
+    found = check_ready([engine(graph(1))], InterfaceOnly(tmp_path / NAME_TOO_LONG))
+    assert [(g.state, NAME_TOO_LONG in g.detail) for g in found.graphs] == [("error", True)]
 
 
 def test_a_rank_that_traced_nothing_is_a_missing_manifest(remote, tmp_path):
@@ -254,7 +223,10 @@ def test_a_version_that_was_not_recorded_is_said_to_be_unknown():
         (FlagChange(add=("--auto-cast none",)), ["hit", "miss"]),
         (FlagChange(remove=("-O1",)), ["hit", "miss"]),
         (FlagChange(remove=("--verbose",)), ["hit", "hit"]),
+        (FlagChange(remove=("-O",)), ["miss", "miss"]),
         (FlagChange(add=("--target trn2",)), ["hit", "miss"]),
+        (FlagChange(remove=("-O2",), add=("--optlevel=2",)), ["may miss", "miss"]),
+        (FlagChange(add=("--output=/elsewhere", "--auto-cast=none")), ["may miss", "miss"]),
     ],
 )
 def test_a_change_of_flags_misses_where_the_canonical_flags_change(change, outcomes):
@@ -274,7 +246,7 @@ def test_a_graph_of_two_engines_takes_the_worse_of_both():
 def test_prefetch_brings_what_is_not_local_and_tells_each_outcome(two, remote, tmp_path):
     for number in (1, 2):
         publish(remote, tmp_path / "src", key_of(number))
-    publish(two, tmp_path / "src2", key_of(3))
+    publish(two.local, tmp_path / "src2", key_of(3))
     told = []
     found = prefetch(
         two, [engine(*(graph(n) for n in (1, 2, 3, 4)))], progress=lambda g: told.append(g.key)
@@ -286,7 +258,7 @@ def test_prefetch_brings_what_is_not_local_and_tells_each_outcome(two, remote, t
     again = prefetch(two, [engine(graph(1), graph(2))])
     assert again.complete
     assert again.size == 0
-    assert sorted(two.fetched) == [key_of(1), key_of(2)]
+    assert two.counters()[two.shared[0].name].hits == 2
 
 
 def test_prefetch_keeps_to_its_budget_in_the_manifests_order(two, remote, tmp_path):
@@ -299,19 +271,12 @@ def test_prefetch_keeps_to_its_budget_in_the_manifests_order(two, remote, tmp_pa
     assert not found.complete
 
 
-def test_prefetch_tells_trouble_as_an_error_and_brings_the_rest(two, remote, tmp_path, monkeypatch):
-    for number in (1, 2):
-        publish(remote, tmp_path / "src", key_of(number))
-    real = two.get
-
-    def get(key):
-        if key == key_of(1):
-            raise TierError("s3", "fetch", "503")
-        return real(key)
-
-    monkeypatch.setattr(two, "get", get)
-    found = prefetch(two, [engine(graph(1), graph(2))])
+def test_prefetch_tells_trouble_as_an_error_and_brings_the_rest(remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(2))
+    three = two_tiers(tmp_path / "local", remote.root, tmp_path / NAME_TOO_LONG)
+    found = prefetch(three, [engine(graph(1), graph(2))])
     assert [g.outcome for g in found.graphs] == ["error", "fetched"]
+    assert NAME_TOO_LONG in found.graphs[0].detail
 
 
 def test_nothing_to_bring_is_complete(two):
@@ -321,9 +286,9 @@ def test_nothing_to_bring_is_complete(two):
 def _rank(local: Path, shared: Path, path: Path, counts) -> None:
     from neuron_store.manifest.reader import read_engines
 
-    store = TwoTiers(local, DirectoryStore(shared, remote=True))
+    store = two_tiers(local, shared)
     found = prefetch(store, read_engines([path]))
-    counts.put((found.complete, len(store.fetched)))
+    counts.put((found.complete, store.counters()[store.shared[0].name].hits))
     counts.close()
     counts.join_thread()
     os._exit(0)
@@ -337,7 +302,8 @@ def test_ranks_that_prefetch_at_once_fetch_each_graph_once(two, remote, tmp_path
     context = get_context("fork")
     counts = context.Queue()
     ranks = [
-        context.Process(target=_rank, args=(two.root, remote.root, path, counts)) for _ in range(4)
+        context.Process(target=_rank, args=(tmp_path / "local", remote.root, path, counts))
+        for _ in range(4)
     ]
     for rank in ranks:
         rank.start()
@@ -345,20 +311,22 @@ def test_ranks_that_prefetch_at_once_fetch_each_graph_once(two, remote, tmp_path
     for rank in ranks:
         rank.join()
     assert all(complete for complete, _ in answers)
-    assert sum(fetched for _, fetched in answers) == len(list(two.keys())) == 12
+    assert sum(fetched for _, fetched in answers) == len(list(two.local.keys())) == 12
 
 
 # -- promote ---------------------------------------------------------------------------------------
 
 
 def test_promotion_by_manifest_goes_on_after_a_failure_and_tells_it(two, remote, tmp_path):
-    for number in (1, 13):
-        publish(two, tmp_path / "src", key_of(number))
-    done = promote_manifest(two, [engine(graph(1), graph(13), graph(20))])
-    assert [one.error is None for one in done] == [True, False, False]
-    assert done[0].tiers == {"shared": Publication.CREATED}
+    publish(two.local, tmp_path / "src", key_of(1))
+    (tmp_path / "broken").write_text("no directory")
+    three = two_tiers(tmp_path / "local", remote.root, tmp_path / "broken")
+    told = []
+    done = promote_manifest(three, [engine(graph(20), graph(1))], progress=told.append)
+    assert isinstance(done[0].error, ArtifactNotFound)
     assert isinstance(done[1].error, PromoteError)
-    assert isinstance(done[2].error, ArtifactNotFound)
-    assert remote.find(key_of(1)) is not None
-    shutil.rmtree(two.root / key_of(1))
-    assert prefetch(two, [engine(graph(1))]).complete
+    shared = two.shared[0].name
+    assert done[1].tiers == {shared: Publication.CREATED}
+    assert sorted(one.key for one in told) == [key_of(1), key_of(20)]
+    (again,) = promote_manifest(two, [engine(graph(1))])
+    assert (again.error, again.tiers) == (None, {shared: Publication.PRESENT})
