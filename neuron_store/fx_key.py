@@ -50,7 +50,7 @@ def graph_components(
             (`node.meta`). Symbolic sizes are always taken from the record.
         compiler: its adapter's name.
         compiler_version: as the adapter says it.
-        compiler_flags: in canonical form (`neuron_store.key`).
+        compiler_flags: in canonical form (`neuron_store.compiler_flags`).
         target: the platform, such as `trn2`, or the CPU with its features.
         extra: more components, kept as `extra:<name>`. One named `op:<namespace>::<name>` vouches
             for the source of that custom operator.

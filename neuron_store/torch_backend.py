@@ -20,10 +20,10 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from neuron_store._torch_graph import CachedGraph, warn_once
 from neuron_store.abc import ArtifactStore
+from neuron_store.compiler_flags import parse_flags
 from neuron_store.coordinator import CompileCoordinator
 from neuron_store.errors import ConfigError, Unkeyable, UnsupportedOperator
 from neuron_store.fx_key import graph_components, installed_version
-from neuron_store.key import parse_flags
 from neuron_store.lowering.operators import lowering_version, missing_operators
 from neuron_store.opening import open_store
 from neuron_store.registry import get_compiler
