@@ -111,11 +111,11 @@ def test_piped_output_has_no_escape_codes_even_when_colour_is_forced(command, pu
         assert not ESCAPE.search(result.stdout + result.stderr)
 
 
-def on_terminal(*arguments: object) -> tuple[int, str]:
+def on_terminal(*arguments: object, program=("-m", "neuron_store.cli")) -> tuple[int, str]:
     """Run the command with a terminal as its stdout and stderr; status and what it showed."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "neuron_store.cli", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,

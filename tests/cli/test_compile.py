@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from neuron_store.compilers._example_graphs import example_graph
 from tests.cli.conftest import KEY
+from tests.cli.test_app import on_terminal
 
 GRAPH = """\
 func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
@@ -229,27 +229,12 @@ def test_an_unknown_executor_is_a_usage_error(cli, graph, tmp_path):
 
 
 def test_on_a_terminal_the_bar_counts_down_what_is_left():
-    ours, theirs = pty.openpty()
     program = (
         "import time; from neuron_store.cli.output import Output\n"
         "with Output().progress('compiling', 2) as bar:\n"
         "    bar.at(1, '1 running', 125.0); time.sleep(0.5)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
-    ):
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                data = os.read(ours, 65536)
-            except OSError:  # EIO: the other side is closed
-                break
-            if not data:
-                break
-            shown += data
-    os.close(ours)
-    assert re.search(rb"about 0:02:0[45] left", shown)
-    assert b"compiling 1 running" in shown
+    status, shown = on_terminal(program=("-c", program))
+    assert status == 0
+    assert re.search("about 0:02:0[45] left", shown)
+    assert "compiling 1 running" in shown
