@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import time
 import uuid
 from contextlib import contextmanager
@@ -164,7 +165,11 @@ class RenamingStore(ArtifactStore):
                         # A directory that was taken away under us is being emptied.
                         if entry.is_at_path():
                             raise _as_corrupt(error, key, self.location) from error
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
+                break
+            except NotADirectoryError:
+                # A file under the key's name is no entry; one in the way of the root is trouble.
+                self._require_root()
                 break
             except OSError as error:
                 if error.errno not in _PASSING or attempt == _TRIES - 1:
@@ -339,6 +344,15 @@ class RenamingStore(ArtifactStore):
                 step("delete.free")
                 remove_tree(target)
             return gone
+
+    def _require_root(self) -> None:
+        """Raise `OSError` when the root is there and is no directory."""
+        try:
+            kind = os.stat(self._root).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(kind):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._root)
 
     @staticmethod
     def _holds_artifact(entry: Entry) -> bool:

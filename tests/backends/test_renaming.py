@@ -340,6 +340,21 @@ class TestTrouble:
         assert isinstance(caught.value, OSError)
         assert caught.value.errno == errno.ENOTDIR
 
+    @pytest.mark.parametrize("what", ["file", "below a file", "link to itself"])
+    def test_a_root_that_is_no_directory_is_an_error_and_not_a_miss(self, tmp_path, what):
+        """Pitfall 24."""
+        root = tmp_path / "root"
+        if what == "link to itself":
+            root.symlink_to(root)
+        else:
+            root.write_text("")
+            root = root / "below" if what == "below a file" else root
+        for store in (PosixStore(root), LocalStore(root)):
+            with pytest.raises(TierError, match="root"):
+                store.find(KEY)
+            with pytest.raises(TierError, match="root"):
+                list(store.keys())
+
     def test_a_relative_root_is_refused(self):
         with pytest.raises(ConfigError, match="absolute"):
             PosixStore("relative/path")
