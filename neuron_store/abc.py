@@ -252,12 +252,18 @@ class ArtifactStore(abc.ABC):
         """Write the artifact's files into the empty directory `into`, every digest checked.
 
         Raises:
+            InvalidArtifact: `into` is not an empty directory; nothing in it was touched.
             ArtifactNotFound: there is none.
             ArtifactCorrupt: a file is missing, short or wrong; `into` may hold some files then.
             TierError: the tier could not answer.
         """
-        from neuron_store.streams import copy_stream  # noqa: PLC0415  (the interface imports no implementation)
+        from neuron_store.streams import (  # noqa: PLC0415  (the interface imports no implementation)
+            copy_stream,
+            require_empty,
+        )
 
+        check_key(key)
+        require_empty(into)
         artifact = self.find(key)
         if artifact is None:
             raise ArtifactNotFound(key, self.location)

@@ -186,7 +186,7 @@ def load_record(data: bytes, *, key: str, source: str) -> tuple[Artifact, Mappin
     try:
         artifact, inline = _parse(data)
     except InvalidRecord as error:
-        raise InvalidRecord(error.reason, source=source) from None
+        raise InvalidRecord(error.reason, source=source, newer=error.newer) from None
     if artifact.key != key:
         raise InvalidRecord(f"it is the record of {artifact.key}, not of {key}", source=source)
     return artifact, inline
@@ -199,7 +199,7 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
     if len(data) > MAX_RECORD_BYTES:
         raise InvalidRecord(f"{len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
     try:
-        raw = json.loads(data)
+        raw = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not JSON ({error})") from None
     if not isinstance(raw, dict) or "neuron_store_record" not in raw:
@@ -207,9 +207,14 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
     version = raw["neuron_store_record"]
     if type(version) is not int or version != RECORD_VERSION:
         raise InvalidRecord(
-            f"version {version!r}; this release reads {RECORD_VERSION}: upgrade neuron-store"
+            newer=type(version) is int and version > RECORD_VERSION,
+            reason=f"version {version!r}; this release reads {RECORD_VERSION}: upgrade",
         )
     return _structure(raw)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _structure(raw: dict[str, Any]) -> tuple[Artifact, Mapping[str, bytes]]:

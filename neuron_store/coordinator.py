@@ -115,6 +115,7 @@ class CompileCoordinator:
     def _miss(self, job: CompileJob) -> tuple[Path, bool]:
         lock = self._store.lock(job.key, self._policy.timeout)
         arrived_with = {failure.id for failure in read_failures(lock, job.key)}
+        failed: list[CompileError] = []
         began = last_try = time.monotonic()
         pause, waited = _FIRST_PAUSE, False
         while True:
@@ -123,7 +124,7 @@ class CompileCoordinator:
                 last_try = now
                 if self._acquire(lock):
                     try:
-                        led = self._lead(job, lock, arrived_with, waited=waited)
+                        led = self._lead(job, lock, arrived_with, failed, waited=waited)
                     finally:
                         lock.release()
                     if led is not None:
@@ -150,7 +151,13 @@ class CompileCoordinator:
             return True
 
     def _lead(
-        self, job: CompileJob, lock: KeyLock, arrived_with: set[str], *, waited: bool
+        self,
+        job: CompileJob,
+        lock: KeyLock,
+        arrived_with: set[str],
+        failed: list[CompileError],
+        *,
+        waited: bool,
     ) -> tuple[Path, bool] | None:
         """Holding the lock: look again, fetch, else compile. None: failed, one more try is left."""
         path = self._hit(job)
@@ -168,8 +175,12 @@ class CompileCoordinator:
             path = self._compile(job)
         except CompileError as error:
             self._count("failed")
+            failed.append(error)
             note_failure(lock, job.key, error)
             self._raise_shared_failure(job, lock, arrived_with)
+            if len(failed) >= self._policy.attempts or error.permanent:
+                # The note could not be written; what this process knows by itself still counts.
+                raise
             _log.warning("%s; one more attempt follows", error)
             return None
         self._count("compiled")
@@ -273,6 +284,9 @@ def _run(job: CompileJob, scratch: Path) -> Artifact:
         raise
     except InvalidArtifact as error:
         raise CompileError(job.key, str(error), permanent=True) from error
+    except SystemExit as error:
+        # A rank must not end because a compiler's library thinks that it is a program.
+        raise CompileError(job.key, f"the compile called sys.exit({error.code!r})") from error
     except Exception as error:
         raise CompileError(job.key, f"{type(error).__name__}: {error}") from error
 

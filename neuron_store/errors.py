@@ -78,9 +78,11 @@ class InvalidKey(NeuronStoreError, ValueError):
 class InvalidRecord(NeuronStoreError, ValueError):
     """An artifact record that cannot be trusted or read."""
 
-    def __init__(self, reason: str, *, source: str | None = None) -> None:
+    def __init__(self, reason: str, *, source: str | None = None, newer: bool = False) -> None:
         self.reason = reason
         self.source = source
+        self.newer = newer
+        """A newer release wrote it: it may be fine, and this one cannot judge it."""
         where = f" in {source}" if source else ""
         super().__init__(f"artifact record{where}: {reason}")
 

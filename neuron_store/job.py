@@ -18,7 +18,15 @@ __all__ = ["CompileJob"]
 
 def _plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
     """A copy as JSON gives it back, so that it equals what a record returns."""
-    copy = json.loads(json.dumps(dict(value), allow_nan=False))
+    for name, component in dict(value).items():
+        try:
+            json.dumps(component, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"component {name!r} of a compile job is no JSON value ({error}); "
+                "give text, numbers, booleans, lists or objects of them"
+            ) from error
+    copy = json.loads(json.dumps(dict(value)))
     assert isinstance(copy, dict)
     return copy
 

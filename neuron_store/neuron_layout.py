@@ -28,6 +28,7 @@ __all__ = [
     "check_loadable",
     "completion_mark",
     "foreign_artifact",
+    "foreign_fault",
     "list_files",
     "neff_length",
     "neff_name",
@@ -157,6 +158,31 @@ def foreign_artifact(directory: Path, key: str) -> Artifact | None:
         executable=neff.name,
         compiler="neuronx-cc",
     )
+
+
+def foreign_fault(directory: Path, key: str) -> str | None:
+    """Why an entry that the Neuron stack marked complete is none; None: not marked, or whole."""
+    mark = _read_small(directory / MARK_NAME)
+    if mark is None or has_record(directory):
+        return None
+    try:
+        names = {f.name: f.size for f in list_files(directory, key)}
+    except InvalidArtifact as error:
+        return str(error)
+    except OSError:
+        return None
+    neff = neff_name(key)
+    for name in (HLO_NAME, neff):
+        if name not in names:
+            return f"{name} is missing"
+    if not any(map(_METADATA.match, names)):
+        return f"{METADATA_NAME} is missing"
+    said = re.search(rb"^neff_size:(\d{1,19})\s*$", mark, re.MULTILINE)
+    if said is None:
+        return f"{MARK_NAME} does not say the executable's size"
+    if int(said[1]) != names[neff]:
+        return f"{neff} has {names[neff]} bytes, {MARK_NAME} says {int(said[1])}"
+    return None
 
 
 def _iso(moment: float) -> str:

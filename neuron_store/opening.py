@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from neuron_store.abc import ArtifactStore, Publication
 from neuron_store.artifact import check_key
-from neuron_store.errors import ArtifactCorrupt, ArtifactIncomplete
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactIncomplete,
+    ArtifactNotFound,
+    ConfigError,
+)
 from neuron_store.registry import open_tier
 from neuron_store.settings import compile_cache_dir, load_settings
 from neuron_store.tier_url import TierURL
@@ -38,7 +43,7 @@ def open_store(
         ConfigError: a setting or a URL cannot be used.
     """
     settings = load_settings()
-    root = settings.local_root if local is None else Path(local).expanduser().absolute()
+    root = settings.local_root if local is None else _directory(local, "local")
     wanted: Sequence[Tier]
     if tiers is None:
         wanted = settings.tiers
@@ -88,21 +93,34 @@ def save_cache(
         ConfigError: the URL cannot be used.
     """
     check_key(hash_key)
-    root = Path(local_cache_dir).expanduser().absolute()
+    root = _directory(local_cache_dir, "local_cache_dir")
+    remote = _remote(remote_cache_dir)
     with open_tier(TierURL("local", str(root))) as local:
         try:
             artifact, path = local.find(hash_key), local.path_of(hash_key)
+            if artifact is None or path is None:
+                local.verify(hash_key)  # raises, and says what is wrong with it
         except ArtifactCorrupt as error:
             raise ArtifactIncomplete(hash_key, str(root / hash_key), error.reason) from error
-        if artifact is None or path is None:
+        except ArtifactNotFound as error:
             there = (root / hash_key).is_dir()
             reason = "some of its files are missing" if there else "there is no such entry"
-            raise ArtifactIncomplete(hash_key, str(root / hash_key), reason)
-        with _open(_remote(remote_cache_dir)) as tier, TieredStore([local, tier]) as store:
+            raise ArtifactIncomplete(hash_key, str(root / hash_key), reason) from error
+        if os.path.realpath(remote) == os.path.realpath(root):
+            return Publication.PRESENT
+        with _open(remote) as tier, TieredStore([local, tier]) as store:
             answers = store.promote(hash_key)
             return answers[tier.name]
 
 
+def _directory(path: str | os.PathLike[str], what: str) -> Path:
+    # An unset variable must not mean the current directory.
+    if not os.fspath(path).strip():
+        raise ConfigError(f"{what} is empty; give the directory's path")
+    return Path(path).expanduser().absolute()
+
+
 def _remote(remote: str | os.PathLike[str]) -> str:
     text = os.fspath(remote)
+    _directory(remote, "remote_cache_dir")
     return text if "://" in text or text.startswith("~") else os.path.abspath(text)

@@ -61,9 +61,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
                 url = parse_tier_url(text, options)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            # Naming one tier in both variables is no reason to ask it twice.
-            if all(url.location != known.location for known in urls):
-                urls.append(url)
+            _add(urls, url)
     return Settings(
         local_root=compile_cache_dir(sources),
         tiers=tuple(urls),
@@ -74,6 +72,21 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         values=values,
         file=sources.path,
     )
+
+
+def _add(urls: list[TierURL], url: TierURL) -> None:
+    """Naming one tier in both variables is no reason to ask it twice."""
+    for position, known in enumerate(urls):
+        place = (known.scheme, known.address, known.options)
+        if place == (url.scheme, url.address, url.options):
+            # What one of them says beyond the other still counts.
+            urls[position] = attrs.evolve(
+                known,
+                name=known.name or url.name,
+                read_only=known.read_only or url.read_only,
+            )
+            return
+    urls.append(url)
 
 
 def compile_cache_dir(sources: Sources) -> Path:
@@ -87,9 +100,13 @@ def compile_cache_dir(sources: Sources) -> Path:
     """
     root, _ = sources.read("VLLM_CACHE_ROOT")
     if root is not None:
-        path = Path(os.path.expanduser(root))
-        return path.absolute() / _SUBDIRECTORY
+        expanded = os.path.expanduser(root)
+        if expanded.startswith("~"):
+            raise ConfigError(f"VLLM_CACHE_ROOT={root!r}: there is no such user's home")
+        return Path(expanded).absolute() / _SUBDIRECTORY
     home = Path(sources.environ.get("HOME") or os.path.expanduser("~"))
+    if not home.is_absolute():
+        raise ConfigError(f"HOME={str(home)!r} is not an absolute path; set VLLM_CACHE_ROOT")
     kind = filesystem_type(home)
     if not (kind.startswith("nfs") or kind == "lustre"):
         return home / ".cache" / "vllm" / _SUBDIRECTORY

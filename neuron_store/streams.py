@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
     from neuron_store.artifact import ArtifactFile
 
-__all__ = ["CHUNK", "copy_stream", "create_file", "digest_stream", "open_regular", "write_all"]
+__all__ = [
+    "CHUNK",
+    "copy_stream",
+    "create_file",
+    "digest_stream",
+    "open_regular",
+    "require_empty",
+    "write_all",
+]
 
 CHUNK = 4 << 20
 # Below this, starting a thread costs more than hashing beside the writing saves.
@@ -60,6 +68,22 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 def create_file(path: str | os.PathLike[str]) -> int:
     """A descriptor of a new file, to write and read; never one that exists, nor through a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def require_empty(directory: Path) -> None:
+    """Refuse to fetch into anything but an existing empty directory: nothing of yours is touched.
+
+    Raises:
+        InvalidArtifact: it is missing, no directory, or holds something.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            if next(entries, None) is None:
+                return
+    except OSError as error:
+        reason = f"{error.strerror}; make an empty directory to fetch into"
+        raise InvalidArtifact(str(directory), reason) from error
+    raise InvalidArtifact(str(directory), "not empty; fetch into an empty directory")
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

@@ -143,6 +143,9 @@ class TierHealth:
             self._failed(error, stalled=True)
             raise error from None
         except TierError as error:
+            # A full disk on this side is no fault of the tier.
+            if not error.location.startswith(self._store.location) and error.operation == "write":
+                raise
             self._failed(error, stalled=False)
             raise
         except NeuronStoreError:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["TierURL", "parse_bool", "parse_tier_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_BARE_OPTIONS = re.compile(r"\?((?:read_only|name)=[^?]*)\Z")
+_USER_INFO = re.compile(r"://[^/?#\s]*@|^[^/]*:[^/]*@|:/[^/]*:[^/]*@")
 _SECRET = re.compile(
-    r"secret|password|passwd|token|credential|signature|access_?key|account_?key|api_?key|^key$|^sas|^sig$",
+    r"secret|password|^pw$|^pass$|^pwd$|passwd|token|credential|signature|access_?key|account_?key|api_?key|^key$|^sas|^sig$",
     re.IGNORECASE,
 )
 _TRUE = frozenset({"1", "true", "yes"})
@@ -78,13 +80,19 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
     text = text.strip()
     match = _SCHEME.match(text)
     if match is None:
-        # A bare path is taken as it is: `?` and `#` are legal in file names.
+        # A bare path is taken as it is, `?` and `#` being legal in file names; but for the two
+        # options that every tier has.
         if not text.startswith(("/", "~")):
+            shown = "***" if _USER_INFO.search(text) else text[:200]
             raise ConfigError(
-                f"tier {text[:200]!r} is neither a URL nor an absolute path; "
+                f"tier {shown!r} is neither a URL nor an absolute path; "
                 "write /mnt/cache, s3://bucket/prefix, ..."
             )
-        return _with_options("posix", text, extra or {})
+        options = dict(extra or {})
+        if found := _BARE_OPTIONS.search(text):
+            options = {**dict(parse_qsl(found[1], keep_blank_values=True)), **options}
+            text = text[: found.start()]
+        return _with_options("posix", text, options)
     scheme = match[1].lower()
     try:
         parts = urlsplit(text)
@@ -95,6 +103,11 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
         raise ConfigError(
             f"tier URL with scheme {scheme!r} cannot be parsed; write {scheme}://address?option=value"
         ) from None
+    if parts.fragment:
+        raise ConfigError(
+            f"tier URL {scheme}://{parts.netloc.rsplit('@', 1)[-1]}{parts.path} has a fragment "
+            "(#...), which means nothing here; write # as %23 if it belongs to the name"
+        )
     if "@" in parts.netloc and scheme not in {"abfs", "abfss"}:
         raise ConfigError(
             f"tier URL {scheme}://***@{parts.netloc.rsplit('@', 1)[1]} carries credentials; "
@@ -115,6 +128,12 @@ def _with_options(scheme: str, address: str, options: Mapping[str, str]) -> Tier
             raise ConfigError(
                 f"tier {where}: option {option!r} looks like a credential; take it out: "
                 "credentials come from the cloud's own chain (environment, profile, role)"
+            )
+    for option, value in options.items():
+        if _USER_INFO.search(str(value)):
+            raise ConfigError(
+                f"tier {where}: option {option!r} carries credentials in its URL; take them out: "
+                "they come from the cloud's own chain (environment, profile, role)"
             )
     rest = {k: str(v) for k, v in options.items() if k not in {"name", "read_only"}}
     return TierURL(

@@ -25,6 +25,7 @@ from neuron_store.errors import (
     Unsupported,
 )
 from neuron_store.readonly import ReadOnlyStore
+from neuron_store.streams import require_empty
 from neuron_store.tier_health import TierCounters, TierHealth
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class TieredStore(ArtifactStore):
 
     def fetch(self, key: str, into: Path) -> Artifact:
         """As everywhere; what only a shared tier has is brought to the local one on the way."""
+        check_key(key)
+        require_empty(into)
         try:
             return self.local.fetch(key, into)
         except (ArtifactNotFound, ArtifactCorrupt):
@@ -288,7 +291,11 @@ class TieredStore(ArtifactStore):
         """
         targets = self._targets(to)
         artifact, path = self.local.find(key), self.local.path_of(key)
-        if artifact is None or path is None:
+        if artifact is None or not artifact.has_digests:
+            # An entry of the Neuron stack without digests of its own: what its loader would trip
+            # over is no gift to a fleet. Also says why an entry that looks complete is none.
+            artifact = self.local.verify(key)
+        if path is None:
             raise ArtifactNotFound(key, self.local.location)
         done: dict[str, Publication] = {}
         failures: dict[str, NeuronStoreError] = {}

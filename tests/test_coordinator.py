@@ -214,13 +214,28 @@ def test_an_interrupt_leaves_no_mark(local, tmp_path):
     assert coordinator.get_or_compile(FakeCompile(KEY, str(tmp_path / "log")).job())
 
 
-def test_system_exit_in_a_compile_is_not_swallowed_and_not_made(local):
+def test_a_compile_that_calls_sys_exit_is_a_failed_compile(local):
+    calls = []
+
     def compile_(_workdir):
+        calls.append(1)
         raise SystemExit(3)
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(CompileError, match=r"sys\.exit\(3\)"):
         CompileCoordinator(local, CompilePolicy()).get_or_compile(CompileJob(KEY, compile_))
+    assert len(calls) == 2
     assert local.lock(KEY, 0).try_acquire()
+
+
+def test_a_failure_that_cannot_be_noted_still_ends_after_two_attempts(local, tmp_path):
+    local.root.mkdir()
+    (local.root / ".failed").write_text("in the way of the notes")
+    log = str(tmp_path / "log")
+    with pytest.raises(CompileError):
+        CompileCoordinator(local, CompilePolicy()).get_or_compile(
+            FakeCompile(KEY, log, fail="broken").job()
+        )
+    assert len(starts(log)) == 2
 
 
 def test_a_waiter_that_gives_up_names_the_holder_and_the_late_artifact_is_used(ranks):

@@ -8,7 +8,9 @@ import threading
 import pytest
 
 from neuron_store import (
+    ArtifactCorrupt,
     ArtifactIncomplete,
+    ConfigError,
     InvalidKey,
     PromoteError,
     Publication,
@@ -110,6 +112,32 @@ def test_the_remote_may_be_a_url(local):
     assert save_cache(local, "memory://save-cache-test", KEY) is Publication.CREATED
     with open_store("memory://save-cache-test", local=local / "fresh") as store:
         assert (store.get(KEY) / "graph.hlo").is_file()
+
+
+def test_an_empty_path_is_refused_and_not_the_current_directory(local, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ((local, "", KEY), ("", tmp_path / "r", KEY)):
+        with pytest.raises(ConfigError, match="empty"):
+            save_cache(*arguments)
+    with pytest.raises(ConfigError, match="empty"):
+        open_store([], local="")
+
+
+def test_promoting_a_directory_into_itself_does_nothing(local):
+    assert save_cache(local, local, KEY) is Publication.PRESENT
+
+
+def test_what_is_wrong_with_a_marked_entry_is_told(local, tmp_path):
+    (local / KEY / f"graph_{KEY}.neff").write_bytes(b"N")
+    with pytest.raises(ArtifactIncomplete, match="has 1 bytes"):
+        save_cache(local, tmp_path / "remote", KEY)
+
+
+def test_an_entry_that_the_neuron_stack_would_refuse_is_not_promoted(local, tmp_path):
+    (local / KEY / ".artifact_metadata_v0.json").write_text('{"cache_key": "another"}')
+    with pytest.raises(ArtifactCorrupt, match="Cache key mismatch"):
+        save_cache(local, tmp_path / "remote", KEY)
+    assert not (tmp_path / "remote").exists()
 
 
 @pytest.mark.parametrize("key", ["../x", "a/b", "", "."])

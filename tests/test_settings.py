@@ -141,6 +141,30 @@ def test_the_remote_cache_comes_first_and_is_not_asked_twice():
     assert [t.location for t in loaded.tiers] == ["/mnt/fsx/cache", "s3://b/p"]
 
 
+def test_one_place_behind_two_endpoints_is_two_tiers_and_read_only_is_never_lost():
+    loaded = load_settings(
+        {
+            **HOME,
+            "NEURON_LIBTORCH_REMOTE_CACHE": "s3://b/p?endpoint_url=http://one",
+            "NEURON_STORE_TIERS": "s3://b/p?endpoint_url=http://two&name=two "
+            "s3://b/p?endpoint_url=http://one&read_only=1&name=release",
+        }
+    )
+    assert [(t.name, t.read_only) for t in loaded.tiers] == [("release", True), ("two", False)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"HOME": "relative"}, "HOME"),
+        ({**HOME, "VLLM_CACHE_ROOT": "~nobody-of-that-name/x"}, "VLLM_CACHE_ROOT"),
+    ],
+)
+def test_a_root_that_depends_on_the_current_directory_is_refused(environ, told):
+    with pytest.raises(ConfigError, match=told):
+        load_settings(environ)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -247,6 +271,10 @@ class TestTierUrls:
         url = parse_tier_url("/mnt/odd?name#1")
         assert (url.scheme, url.address, url.options) == ("posix", "/mnt/odd?name#1", {})
 
+    def test_a_bare_path_takes_the_options_that_every_tier_has(self):
+        url = parse_tier_url("/mnt/cache?read_only=1&name=fsx")
+        assert (url.address, url.read_only, url.name) == ("/mnt/cache", True, "fsx")
+
     def test_options_come_from_the_query(self):
         url = parse_tier_url("S3://bucket/a/b?endpoint_url=http://127.0.0.1:9&read_only=yes&name=n")
         assert (url.scheme, url.address) == ("s3", "bucket/a/b")
@@ -264,6 +292,8 @@ class TestTierUrls:
             "az://c/p?account_key=hush",
             "gs://b/p?token=hush",
             "s3://b/p?key=hush",
+            "s3://b/p?pw=hush",
+            "s3://b/p?endpoint_url=http://user:hush@127.0.0.1:9000",
         ],
     )
     def test_credentials_in_a_url_are_refused_and_not_repeated(self, text):
@@ -271,10 +301,14 @@ class TestTierUrls:
             parse_tier_url(text)
         assert "hush" not in str(caught.value)
 
-    @pytest.mark.parametrize("text", ["", "cache", "s3:/x", "s3://b/p?read_only=perhaps"])
+    @pytest.mark.parametrize(
+        "text",
+        ["", "cache", "s3:/x", "s3://b/p?read_only=perhaps", "s3://b/p#x", "s3:/AK:hush@b/p"],
+    )
     def test_what_is_no_address_is_refused(self, text):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as caught:
             parse_tier_url(text)
+        assert "hush" not in str(caught.value)
 
     def test_an_unknown_scheme_lists_the_known_ones_and_the_remedy(self):
         with pytest.raises(UnknownScheme, match="posix") as caught:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from neuron_store.artifact import MAX_RECORD_BYTES, RECORD_NAME, Artifact, load_record
-from neuron_store.errors import ArtifactCorrupt, InvalidRecord
+from neuron_store.errors import ArtifactCorrupt, InvalidRecord, TierError
 from neuron_store.neuron_layout import foreign_artifact, has_record
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Entry:
         try:
             artifact, _ = load_record(data, key=self.key, source=f"{self.path}/{RECORD_NAME}")
         except InvalidRecord as error:
+            if error.newer:
+                raise TierError(self.path, "read", error.reason, key=self.key) from error
             raise ArtifactCorrupt(self.key, self.path, str(error)) from error
         for file in artifact.files:
             try:

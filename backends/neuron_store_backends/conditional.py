@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import threading
 import time
@@ -26,7 +25,6 @@ import attrs
 from neuron_store.abc import ArtifactStore, Publication, TierReport
 from neuron_store.artifact import (
     MAX_RECORD_BYTES,
-    RECORD_VERSION,
     Artifact,
     check_artifact,
     check_key,
@@ -41,7 +39,7 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream
+from neuron_store.streams import copy_stream, require_empty
 from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader
 from neuron_store_backends._trouble import Exists, Missing
 
@@ -125,7 +123,9 @@ class ConditionalStore(ArtifactStore):
             raise self._lost(key, file) from error
 
     def fetch(self, key: str, into: Path) -> Artifact:
-        found = self._record(check_key(key))
+        check_key(key)
+        require_empty(into)
+        found = self._record(key)
         if found is None:
             raise ArtifactNotFound(key, self.location)
         artifact, inline = found
@@ -205,7 +205,7 @@ class ConditionalStore(ArtifactStore):
         try:
             artifact, inline = load_record(blob.data, key=key, source=self.location)
         except InvalidRecord as error:
-            if _from_the_future(blob.data):
+            if error.newer:
                 raise TierError(self.location, "read", error.reason, key=key) from error
             raise
         for file in artifact.files:
@@ -270,11 +270,3 @@ class ConditionalStore(ArtifactStore):
 
     def close(self) -> None:
         self.objects.forget()
-
-
-def _from_the_future(data: bytes) -> bool:
-    try:
-        version = json.loads(data)["neuron_store_record"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return False
-    return type(version) is int and version > RECORD_VERSION

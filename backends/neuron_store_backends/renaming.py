@@ -37,9 +37,9 @@ from neuron_store.errors import (
     NeuronStoreError,
     TierError,
 )
-from neuron_store.neuron_layout import check_loadable
+from neuron_store.neuron_layout import check_loadable, foreign_fault
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream
+from neuron_store.streams import copy_stream, require_empty
 from neuron_store_backends._aside import claim_and_move, remove_tree
 from neuron_store_backends._entry import Entry
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from neuron_store.abc import TierReport
+    from neuron_store.artifact import ArtifactFile
     from neuron_store.tier_url import TierURL
 
 __all__ = ["RenamingStore"]
@@ -69,19 +70,28 @@ class RenamingStore(ArtifactStore):
 
     scheme = "posix"
 
-    def __init__(self, root: str | os.PathLike[str], *, name: str | None = None) -> None:
-        """Args: root, an absolute directory, made when first written to; name, for tables."""
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Args: root, an absolute directory, made when first written to; name, for tables;
+        read_only, damage that a fetch finds is left in place.
+        """
         text = os.path.expanduser(os.fspath(root))
         if not os.path.isabs(text) or "\0" in text:
             raise ConfigError(f"tier root {text[:200]!r} is not an absolute path")
         self._root = os.path.normpath(text)
         self._name = name
+        self._read_only = read_only
 
     @classmethod
     def from_url(cls, url: TierURL) -> Self:
         """Open the tier that a URL names."""
         url.checked_options(())
-        return cls(url.address, name=url.name)
+        return cls(url.address, name=url.name, read_only=url.read_only)
 
     @property
     def root(self) -> Path:
@@ -129,9 +139,10 @@ class RenamingStore(ArtifactStore):
             _empty(into)
             for file in artifact.files:
                 with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
-                    files.append(copy_stream(stream, into, file, key=key, location=self.location))
+                    files.append(self._copy(stream, into, file, key))
             return attrs.evolve(artifact, files=tuple(files))
 
+        require_empty(into)
         with self._trouble("fetch", key):
             try:
                 return self._read(key, use)
@@ -143,6 +154,17 @@ class RenamingStore(ArtifactStore):
                 except ArtifactCorrupt:
                     self._try_quarantine(key)
                     raise
+
+    def _copy(self, stream: BinaryIO, into: Path, file: ArtifactFile, key: str) -> ArtifactFile:
+        try:
+            return copy_stream(stream, into, file, key=key, location=self.location)
+        except OSError as error:
+            # A full disk is the one that is written to, and no fault of this tier.
+            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EEXIST}:
+                raise TierError(
+                    str(into), "write", _remedy(error), key=key, code=error.errno
+                ) from error
+            raise
 
     def _read(self, key: str, use: Callable[[Entry, Artifact], _T]) -> _T:
         """What `use` makes of the artifact as it is now; again when it is exchanged meanwhile.
@@ -178,7 +200,12 @@ class RenamingStore(ArtifactStore):
         raise ArtifactNotFound(key, self.location)
 
     def verify(self, key: str) -> Artifact:
-        artifact = super().verify(key)
+        try:
+            artifact = super().verify(key)
+        except ArtifactNotFound:
+            if fault := foreign_fault(Path(self._root, key), key):
+                raise ArtifactCorrupt(key, self.location, fault) from None
+            raise
         with self._trouble("verify", key):
             if artifact.compiler == "neuronx-cc":
                 check_loadable(Path(self._root, key), key, self.location)
@@ -202,6 +229,8 @@ class RenamingStore(ArtifactStore):
             try:
                 if self.find(name) is not None:
                     yield name, True
+                elif foreign_fault(Path(self._root, name), name) is not None:
+                    yield name, False
             except ArtifactCorrupt:
                 yield name, False
 
@@ -313,6 +342,8 @@ class RenamingStore(ArtifactStore):
             claim_and_move(entry, target, still=lambda: self._damaged(entry))
 
     def _try_quarantine(self, key: str) -> None:
+        if self._read_only:
+            return
         try:
             self._quarantine(key)
         except (OSError, NeuronStoreError) as error:
@@ -388,7 +419,7 @@ def _remedy(error: OSError) -> str:
     hint = {
         errno.EACCES: "give this user the right to write there, or name another root",
         errno.EPERM: "give this user the right to write there, or name another root",
-        errno.EROFS: "the file system is mounted read-only; mount it rw or add ?read_only=1",
+        errno.EROFS: "the file system is mounted read-only; mount it rw, or name another place",
         errno.ENOSPC: "the disk is full; free space or name another root",
         errno.EDQUOT: "the quota is used up; free space or raise it",
         errno.ENOTDIR: "a part of the path is not a directory",

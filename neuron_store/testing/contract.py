@@ -126,6 +126,21 @@ class ArtifactStoreContract:
         assert source.is_dir()
         assert _tree(source) == SMALL
 
+    def test_a_fetch_into_anything_but_an_empty_directory_is_refused_and_touches_nothing(
+        self, store: ArtifactStore, tmp_path: Path
+    ) -> None:
+        store.publish(*make_source(tmp_path / "source", KEY, SMALL))
+        mine = tmp_path / "mine"
+        mine.mkdir()
+        (mine / "precious").write_text("precious")
+        for key in (KEY, "f" * 32):
+            with pytest.raises(InvalidArtifact):
+                store.fetch(key, mine)
+            with pytest.raises(InvalidArtifact):
+                store.fetch(key, tmp_path / "absent")
+        assert _tree(mine) == {"precious": b"precious"}
+        assert not (tmp_path / "absent").exists()
+
     def test_a_file_that_the_artifact_does_not_have_is_not_found(
         self, store: ArtifactStore, tmp_path: Path
     ) -> None:

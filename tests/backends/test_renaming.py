@@ -18,9 +18,17 @@ from pathlib import Path
 import attrs
 import pytest
 
-from neuron_store import ArtifactCorrupt, ArtifactNotFound, ConfigError, Publication, TierError
+from neuron_store import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    ConfigError,
+    Publication,
+    TieredStore,
+    TierError,
+)
 from neuron_store.artifact import RECORD_NAME, Artifact, dump_record
 from neuron_store.neuron_layout import list_files
+from neuron_store.registry import open_tier
 from neuron_store.testing import make_source
 from neuron_store_backends import _aside
 from neuron_store_backends.local import LocalStore
@@ -111,6 +119,17 @@ class TestEntriesOfTheNeuronStack:
         (entry / f"graph_{KEY}.neff").write_bytes(b"N")
         (entry / ".compilation_complete").write_text("completed:1.0\nneff_size:1\n")
         with pytest.raises(ArtifactCorrupt, match="not a NEFF"):
+            posix.verify(KEY)
+
+    def test_a_marked_entry_that_is_not_whole_is_damaged_and_says_why(self, posix):
+        entry = stack_entry(posix.root)
+        (entry / f"graph_{KEY}.neff").write_bytes(b"N")
+        assert list(posix.damaged()) == [KEY]
+        with pytest.raises(ArtifactCorrupt, match="has 1 bytes"):
+            posix.verify(KEY)
+        (entry / f"graph_{KEY}.neff").unlink()
+        (entry / f"graph_{KEY}.neff").symlink_to("/etc/passwd")
+        with pytest.raises(ArtifactCorrupt, match="link"):
             posix.verify(KEY)
 
     def test_strangers_beside_the_entries_are_not_listed(self, posix):
@@ -248,7 +267,7 @@ class TestHostileContent:
     @pytest.mark.parametrize(
         "change",
         [
-            lambda r: r.update(neuron_store_record=2),
+            lambda r: r.update(neuron_store_record=0),
             lambda r: r.update(neuron_store_record=True),
             lambda r: r.update(key=OTHER),
             lambda r: r.update(key=3),
@@ -332,6 +351,47 @@ class TestHostileContent:
 
 
 class TestTrouble:
+    def test_a_read_only_tier_is_left_as_it_is_by_a_fetch_that_finds_damage(self, tmp_path, source):
+        PosixStore(tmp_path / "tier").publish(*source)
+        (tmp_path / "tier" / KEY / "graph.bin").write_bytes(b"short")
+        store = open_tier(f"posix://{tmp_path}/tier?read_only=1")
+        into = tmp_path / "into"
+        into.mkdir()
+        with pytest.raises(ArtifactCorrupt):
+            store.fetch(KEY, into)
+        assert not (tmp_path / "tier" / ".quarantine").exists()
+
+    def test_a_record_of_a_newer_release_is_no_damage(self, posix, source, tmp_path):
+        posix.publish(*source)
+        record = posix.root / KEY / RECORD_NAME
+        newer = {**json.loads(record.read_text()), "neuron_store_record": 2}
+        record.write_text(json.dumps(newer))
+        into = tmp_path / "into"
+        into.mkdir()
+        for call in (
+            lambda: posix.find(KEY),
+            lambda: posix.fetch(KEY, into),
+            lambda: posix.publish(*source),
+        ):
+            with pytest.raises(TierError, match="upgrade"):
+                call()
+        assert json.loads(record.read_text()) == newer
+
+    def test_a_full_disk_on_this_side_is_not_blamed_on_the_tier(
+        self, posix, source, tmp_path, monkeypatch
+    ):
+        posix.publish(*source)
+
+        def full(*_arguments, **_keywords):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("neuron_store_backends.renaming.copy_stream", full)
+        store = TieredStore([LocalStore(tmp_path / "local"), posix])
+        with pytest.raises(TierError) as caught:
+            store.get(KEY)
+        assert str(tmp_path / "local") in str(caught.value)
+        assert store.counters()[posix.name].errors == 0
+
     def test_a_root_that_cannot_be_written_is_named_with_a_remedy(self, tmp_path, source):
         (tmp_path / "file").write_text("")
         with pytest.raises(TierError, match="not a directory") as caught:
