@@ -32,6 +32,7 @@ __all__ = [
     "digest_stream",
     "open_regular",
     "require_empty",
+    "start_writing",
     "write_all",
 ]
 
@@ -112,7 +113,7 @@ def copy_stream(
     *,
     key: str,
     location: str,
-    sync: bool = False,
+    early: bool = False,
 ) -> ArtifactFile:
     """Write one file of an artifact below `into`, checking size and digest as the bytes pass.
 
@@ -122,7 +123,7 @@ def copy_stream(
         file: what the record says; a missing digest is filled in.
         key: named in errors.
         location: named in errors: where the bytes come from.
-        sync: flush the file to the disk before returning.
+        early: the caller will flush the file, so the disk may begin on it at once.
 
     Raises:
         ArtifactCorrupt: the bytes are not the recorded ones.
@@ -133,9 +134,7 @@ def copy_stream(
         target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = create_file(target)
     try:
-        size, digest = _pump(stream, descriptor, file.size, sync=sync)
-        if sync:
-            os.fsync(descriptor)
+        size, digest = _pump(stream, descriptor, file.size, early=early)
     finally:
         os.close(descriptor)
     if size != file.size:
@@ -148,13 +147,13 @@ def copy_stream(
     return attrs.evolve(file, sha256=digest)
 
 
-def _pump(stream: BinaryIO, descriptor: int, expected: int, *, sync: bool) -> tuple[int, str]:
+def _pump(stream: BinaryIO, descriptor: int, expected: int, *, early: bool) -> tuple[int, str]:
     if expected < _THREADED:
         return _pump_small(stream, descriptor, expected)
     with _Digester(descriptor) as digester:
-        size = _pump_in_kernel(stream, descriptor, expected, digester, sync=sync)
+        size = _pump_in_kernel(stream, descriptor, expected, digester, early=early)
         if size is None:
-            size = _pump_buffers(stream, descriptor, expected, digester, sync=sync)
+            size = _pump_buffers(stream, descriptor, expected, digester, early=early)
     return size, digester.hexdigest()
 
 
@@ -171,7 +170,7 @@ def _pump_small(stream: BinaryIO, descriptor: int, expected: int) -> tuple[int, 
 
 
 def _pump_in_kernel(
-    stream: BinaryIO, descriptor: int, expected: int, digester: _Digester, *, sync: bool
+    stream: BinaryIO, descriptor: int, expected: int, digester: _Digester, *, early: bool
 ) -> int | None:
     """Copy from file to file inside the kernel; None where this pair of files cannot."""
     if not isinstance(stream, io.FileIO):
@@ -188,14 +187,14 @@ def _pump_in_kernel(
             break
         # What is digested is what was written, read back from the page cache.
         digester.add_range(size, count)
-        if sync:
-            _start_writing(descriptor, size, count)
+        if early:
+            start_writing(descriptor, size, count)
         size += count
     return size
 
 
 def _pump_buffers(
-    stream: BinaryIO, descriptor: int, expected: int, digester: _Digester, *, sync: bool
+    stream: BinaryIO, descriptor: int, expected: int, digester: _Digester, *, early: bool
 ) -> int:
     size = 0
     # At most two are waiting or being digested, so a third may be filled.
@@ -206,8 +205,8 @@ def _pump_buffers(
             break
         digester.add(buffer[:count])
         write_all(descriptor, buffer[:count])
-        if sync:
-            _start_writing(descriptor, size - count, count)
+        if early:
+            start_writing(descriptor, size - count, count)
     return size
 
 
@@ -280,7 +279,7 @@ def _sync_file_range() -> Callable[..., int] | None:
     return cast("Callable[..., int]", call)
 
 
-def _start_writing(descriptor: int, offset: int, count: int) -> None:
+def start_writing(descriptor: int, offset: int, count: int) -> None:
     """Have the disk begin on these bytes now, so that the flush at the end finds less to do."""
     call = _sync_file_range()
     if call is not None:

@@ -34,17 +34,17 @@ def opened(request, monkeypatch, tmp_path):
     return open_
 
 
-def copy(stream, into: Path, file: ArtifactFile, *, sync=True) -> ArtifactFile:
+def copy(stream, into: Path, file: ArtifactFile, *, early=True) -> ArtifactFile:
     with stream:
-        return streams.copy_stream(stream, into, file, key="k", location="here", sync=sync)
+        return streams.copy_stream(stream, into, file, key="k", location="here", early=early)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("sync", [False, True])
-def test_what_arrives_is_what_was_sent_and_its_digest(opened, tmp_path, size, sync):
+@pytest.mark.parametrize("early", [False, True])
+def test_what_arrives_is_what_was_sent_and_its_digest(opened, tmp_path, size, early):
     data = os.urandom(size)
     (tmp_path / "into").mkdir()
-    copied = copy(opened(data), tmp_path / "into", ArtifactFile("a/f", size), sync=sync)
+    copied = copy(opened(data), tmp_path / "into", ArtifactFile("a/f", size), early=early)
     assert copied.sha256 == hashlib.sha256(data).hexdigest()
     assert (tmp_path / "into/a/f").read_bytes() == data
 

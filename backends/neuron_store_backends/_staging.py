@@ -14,13 +14,23 @@ import attrs
 from neuron_store.artifact import RECORD_NAME, Artifact, ArtifactFile, dump_record
 from neuron_store.errors import ArtifactCorrupt
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream, create_file, digest_stream, open_regular, write_all
+from neuron_store.streams import (
+    copy_stream,
+    create_file,
+    digest_stream,
+    open_regular,
+    start_writing,
+    write_all,
+)
 from neuron_store_backends._aside import remove_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 __all__ = ["Staging", "sync_directory", "with_digests"]
+
+_FLUSHED_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
@@ -75,10 +85,11 @@ class Staging:
         descriptor = create_file(f"{self.path}/{RECORD_NAME}")
         try:
             write_all(descriptor, dump_record(self.artifact))
-            os.fsync(descriptor)
         finally:
             os.close(descriptor)
         step("stage.sync")
+        names = [*(f.name for f in self.artifact.files), RECORD_NAME]
+        _sync_files([f"{self.path}/{name}" for name in names])
         for folder in {os.path.dirname(f"{self.path}/{f.name}") for f in self.artifact.files}:
             sync_directory(folder)
         sync_directory(self.path)
@@ -102,7 +113,6 @@ class Staging:
                         files.append(attrs.evolve(file, sha256=digest_stream(stream)[1]))
                 else:
                     files.append(file)
-                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         self.artifact = attrs.evolve(self.artifact, files=tuple(files))
@@ -122,7 +132,7 @@ class Staging:
                         file,
                         key=self.artifact.key,
                         location=str(self._source),
-                        sync=True,
+                        early=True,
                     )
                 )
         self.artifact = attrs.evolve(self.artifact, files=tuple(files))
@@ -178,6 +188,26 @@ def with_digests(artifact: Artifact, source: Path) -> Artifact:
         else:
             files.append(file)
     return attrs.evolve(artifact, files=tuple(files))
+
+
+def _sync_files(paths: Sequence[str]) -> None:
+    """Flush files to the disk, all of them on their way at once.
+
+    One after another, each fsync would wait for its own data and for a commit of the file system's
+    journal; so the later ones find most of their work done by the first.
+    """
+    for first in range(0, len(paths), _FLUSHED_AT_ONCE):
+        opened: list[int] = []
+        try:
+            for path in paths[first : first + _FLUSHED_AT_ONCE]:
+                descriptor = open_regular(path)
+                opened.append(descriptor)
+                start_writing(descriptor, 0, 0)
+            for descriptor in opened:
+                os.fsync(descriptor)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
 
 
 def sync_directory(path: str) -> None:
