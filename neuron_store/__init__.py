@@ -15,6 +15,7 @@ from neuron_store.errors import *  # noqa: F403  (every error is public)
 if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore, Publication
     from neuron_store.artifact import Artifact
+    from neuron_store.batch import precompile
     from neuron_store.compilers import Compiler
     from neuron_store.coordinator import CompileCoordinator
     from neuron_store.job import CompileJob
@@ -31,6 +32,7 @@ _HOMES = {
     "TieredStore": "tiered",
     "get_neuron_compile_cache_dir": "opening",
     "open_store": "opening",
+    "precompile": "batch",
     "save_cache": "opening",
 }
 
@@ -44,6 +46,7 @@ __all__ = [  # noqa: PLE0604  (strings all; the errors' list is built in their o
     "TieredStore",
     "get_neuron_compile_cache_dir",
     "open_store",
+    "precompile",
     "save_cache",
     *errors.__all__,
 ]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store.batch import JobOutcome, Precompiled, Progress, get_or_compile
 from neuron_store.errors import CompileError, ConfigError, MissingExtra, NeuronStoreError
 from neuron_store.opening import open_store
-from neuron_store.precompile import JobOutcome, Precompiled, Progress, get_or_compile
 from neuron_store.settings import load_settings
 
 if TYPE_CHECKING:

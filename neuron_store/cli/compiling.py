@@ -14,10 +14,10 @@ from neuron_store.cli.session import json_option, pass_session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from neuron_store.batch import JobOutcome, Precompiled, Progress
     from neuron_store.cli.output import Output
     from neuron_store.cli.session import Session
     from neuron_store.job import CompileJob
-    from neuron_store.precompile import JobOutcome, Precompiled, Progress
 
 __all__ = ["compile_"]
 
@@ -106,7 +106,7 @@ def compile_(
             tiers = session.tier_urls()
             done = precompile_on(executor, wanted, tiers=tiers, address=address, progress=tell)
         else:
-            from neuron_store.precompile import precompile  # noqa: PLC0415  (`--help` needs none)
+            from neuron_store.batch import precompile  # noqa: PLC0415  (`--help` needs none)
 
             done = precompile(wanted, workers=workers, store=session.store(), progress=tell)
     _print(out, done, {job.key: job for job in wanted}, executor)
@@ -121,7 +121,7 @@ def compile_(
 def _jobs(
     graph: Path | None, compiler: str, flags: Sequence[str], jobs: Path | None, *, inline: bool
 ) -> list[CompileJob]:
-    from neuron_store.precompile import read_jobs  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.batch import read_jobs  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.registry import get_compiler  # noqa: PLC0415
 
     if jobs is not None:

@@ -87,7 +87,7 @@ def _asked(
     keys: Sequence[str], components: Path | None, jobs: Path | None
 ) -> list[tuple[str, Mapping[str, Any] | None]]:
     if jobs is not None:
-        from neuron_store.precompile import read_jobs  # noqa: PLC0415  (`--help` needs none)
+        from neuron_store.batch import read_jobs  # noqa: PLC0415  (`--help` needs none)
 
         return list({job.key: (job.key, job.components) for job in read_jobs(jobs)}.values())
     if components is not None:

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from neuron_store.batch import precompile
 from neuron_store.opening import open_store
 from neuron_store.policy import CompilePolicy
-from neuron_store.precompile import precompile
 
 pytest.importorskip("iree.compiler")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from neuron_store import precompile as module
+from neuron_store import batch as module
 from neuron_store.artifact import Artifact
+from neuron_store.batch import available_memory, precompile, read_jobs, worker_limit
 from neuron_store.errors import CompileError, ConfigError
 from neuron_store.job import CompileJob
 from neuron_store.neuron_layout import list_files
 from neuron_store.opening import open_store
 from neuron_store.policy import CompilePolicy
-from neuron_store.precompile import available_memory, precompile, read_jobs, worker_limit
 
 STUB = Path(__file__).parent / "stubs" / "neuronx-cc"
 POLICY = CompilePolicy()
@@ -182,7 +182,7 @@ import sys, threading, time
 from pathlib import Path
 from neuron_store.compilers.neuronx_cc import NeuronxCompiler
 from neuron_store.opening import open_store
-from neuron_store.precompile import precompile
+from neuron_store.batch import precompile
 stub, graph, root = sys.argv[1:]
 compiler = NeuronxCompiler(stub)
 jobs = []
