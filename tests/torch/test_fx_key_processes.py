@@ -76,6 +76,9 @@ def in_subprocess(tmp_path, rank):
 def _child(rank, queue):
     os.environ["RANK"] = str(rank)
     os.environ["HOME"] = f"/nonexistent/{rank}"
+    # A forked child has none of the threads that an operator in its parent may have started, and
+    # would wait for them.
+    torch.set_num_threads(1)
     try:
         queue.put(keys())
     except BaseException as error:
