@@ -39,11 +39,13 @@ export PYTHONDONTWRITEBYTECODE=
 # `make wheel` and `make examples` run those two files.
 APART := --ignore=tests/test_wheel.py --ignore=tests/test_examples.py
 
+# torch and JAX start threads, which a forked rank of other tests must not inherit: two processes.
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(APART) $(ARGS)
+	@$(BIN)/python -m pytest $(APART) -m 'not torch' $(ARGS)
+	@$(BIN)/python -m pytest $(APART) -m torch $(ARGS)
 
 test-quick: $(STAMP)
-	@$(BIN)/python -m pytest $(APART) -m 'not slow and not nfs and not bench' $(ARGS)
+	@$(BIN)/python -m pytest $(APART) -m 'not slow and not nfs and not bench and not torch' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
