@@ -13,17 +13,17 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
 from neuron_store.byte_sizes import human_bytes
-from neuron_store.cli.exits import PIPE_CLOSED
+from neuron_store.cli.exits import NO, PIPE_CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["SCHEMA", "Bar", "Column", "Output", "printable"]
+__all__ = ["SCHEMA", "Bar", "Column", "Output", "give_up_stdout", "printable"]
 
 SCHEMA = 1
 """Version of the JSON documents; fields may be added to a version, none changes or goes."""
@@ -163,10 +163,8 @@ class Output:
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # The interpreter flushes once more at exit, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(PIPE_CLOSED) from None
+        except OSError as error:
+            give_up_stdout(error)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -174,7 +172,7 @@ class Output:
         """A line for people, on stderr."""
         try:
             sys.stderr.write(printable(text) + "\n")
-        except BrokenPipeError:
+        except OSError:  # nobody reads it, or it is full: there is no place left to tell that
             pass
 
     @contextmanager
@@ -268,6 +266,20 @@ def log_to_stderr(verbosity: int) -> None:
         logger.setLevel(level)
         if not any(isinstance(handler, LogToStderr) for handler in logger.handlers):
             logger.addHandler(LogToStderr())
+
+
+def give_up_stdout(error: OSError) -> NoReturn:
+    """End the command because stdout takes nothing more; quietly when nobody reads it.
+
+    Raises:
+        SystemExit: always.
+    """
+    # The interpreter flushes once more at exit, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        raise SystemExit(PIPE_CLOSED) from None
+    Output().say(f"error: stdout cannot be written: {error.strerror or error}")
+    raise SystemExit(NO) from None
 
 
 def time_left(seconds: float) -> str:
