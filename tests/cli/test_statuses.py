@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from neuron_store.compilers._example_graphs import example_graph
+from neuron_store.compilers._hlo import is_hlo
 from tests.cli.conftest import KEY
 
 
@@ -32,3 +36,24 @@ def test_doctor_without_the_extra_is_a_matter_of_settings(command, places, tmp_p
     assert result.returncode == 2
     assert "neuron-store[s3]" in result.stderr
     assert "fit" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill"])
+def test_iree_given_hlo_says_what_it_is_and_what_is_wanted(cli, name):
+    pytest.importorskip("iree.compiler")
+    told = cli("compile", example_graph(name, ".hlo"), status=2).stderr
+    assert "HloModuleProto" in told
+    assert "takes StableHLO" in told
+    assert not is_hlo(example_graph(name, ".mlir").read_bytes())
+
+
+def test_compile_with_the_cache_off_says_that_nothing_is_kept(command, places):
+    pytest.importorskip("iree.compiler")
+    env = {"NEURON_LIBTORCH_DISABLE_COMPILE_CACHE": "1"}
+    options = ["--local", places.local, "compile", example_graph("decode")]
+    result = command(*options, "--json", env=env)
+    assert result.returncode == 0
+    [answer] = json.loads(result.stdout)["artifacts"]
+    assert (answer["outcome"], answer["path"]) == ("compiled", None)
+    assert "is not kept" in result.stderr
+    assert not places.local.exists()
