@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store.compilers._graph import read_graph, read_input
 from neuron_store.compilers._process import interrupt_compiles
 from neuron_store.coordinator import CompileCoordinator
 from neuron_store.errors import CompileError, ConfigError, NeuronStoreError
@@ -44,6 +45,8 @@ _MEMORY = {"neuronx-cc": 8 << 30, "iree": 1 << 30}
 _MEMORY_OTHERWISE = 2 << 30
 _FIELDS = frozenset({"compiler", "graph", "flags", "extra"})
 _PAUSE = 0.25
+# A jobs file names graphs; it holds none.
+_LARGEST_FILE = 256 << 20
 
 
 @attrs.frozen
@@ -168,8 +171,8 @@ def read_jobs(file: str | os.PathLike[str], *, inline: bool = False) -> list[Com
     """
     path = Path(file)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_input(path, "jobs file", _LARGEST_FILE).decode().splitlines()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"jobs file {path} cannot be read: {error}") from error
     jobs = []
     for number, line in enumerate(lines, 1):
@@ -203,11 +206,11 @@ def _job(line: str, folder: Path, *, inline: bool) -> CompileJob:
     if not isinstance(extra, dict):
         raise ConfigError("extra is not an object")
     graph = folder / said["graph"]
-    if not graph.is_file():
+    if not graph.exists():
         raise ConfigError(f"graph {graph} is not there")
     compiler = get_compiler(said["compiler"])
     more = {"extra": extra} if extra else {}
-    return compiler.job(graph.read_bytes() if inline else graph, flags=flags, **more)
+    return compiler.job(read_graph(graph) if inline else graph, flags=flags, **more)
 
 
 # -- how many at once ------------------------------------------------------------------

@@ -154,6 +154,8 @@ class Objects(abc.ABC):
             blob = self.run(lambda fs: self._get(fs, path, limit), "read", key=key)
         except Missing:
             return None
+        except Changed as error:
+            raise self._no_place("read", key) from error
         if len(blob.data) > limit:
             raise TierError(
                 self.location, "read", f"{path} is larger than {limit} bytes; not ours", key=key
@@ -187,12 +189,15 @@ class Objects(abc.ABC):
     def listing(self, prefix: str, *, key: str | None = None) -> Mapping[str, Stored]:
         """Every object below the folder `prefix`, by full path."""
         # A listing of a million names is many requests; each has the client's own time-out.
-        return self.run(
-            lambda fs: self._list(fs, prefix),
-            "list",
-            key=key,
-            seconds=max(self.times.stall_timeout, 600.0),
-        )
+        try:
+            return self.run(
+                lambda fs: self._list(fs, prefix),
+                "list",
+                key=key,
+                seconds=max(self.times.stall_timeout, 600.0),
+            )
+        except (Missing, Changed) as error:
+            raise self._no_place("list", key) from error
 
     def remove(self, path: str, *, key: str | None = None) -> None:
         """Remove an object; nothing happens when it is not there."""
@@ -200,6 +205,8 @@ class Objects(abc.ABC):
             self.run(lambda fs: self._remove(fs, path), "delete", key=key)
         except Missing:
             pass
+        except Changed as error:
+            raise self._no_place("delete", key) from error
 
     async def range(self, path: str, start: int, end: int, *, key: str | None = None) -> bytes:
         """Bytes [start, end) of an object; fewer only where the object ends there.
@@ -224,7 +231,10 @@ class Objects(abc.ABC):
                 )
             return data
 
-        return await self.tries("read", make, key=key, seconds=self.times.stall_timeout)
+        try:
+            return await self.tries("read", make, key=key, seconds=self.times.stall_timeout)
+        except Changed as error:
+            raise self._no_place("read", key) from error
 
     async def upload(self, path: str, make: Callable[[], Pieces], *, key: str | None) -> None:
         """Write an object from pieces; `make` gives them anew for each try."""
@@ -242,7 +252,7 @@ class Objects(abc.ABC):
         return TierError(
             self.location,
             operation,
-            "the store answers a write with a refusal that has no meaning there (404 or 412); "
+            "the store answers with a refusal that has no meaning there (404 or 412); "
             "check that the bucket exists and that the endpoint is an object store's",
             key=key,
         )

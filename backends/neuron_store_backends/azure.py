@@ -41,6 +41,10 @@ _EXPIRED = (
     "not authenticated: the credentials have expired, are wrong, or this machine's clock is off; "
     "renew them (az login, a new SAS)"
 )
+_NO_AZURE = (
+    "the server answers 404 and not Azure's BlobNotFound; is this a Blob Storage endpoint? "
+    "check the account's name and the connection string"
+)
 _BUSY = Trouble(Kind.THROTTLED, "the account asks to slow down", errno.EBUSY)
 
 # Larger bodies go as a block, which takes a stream: aiohttp warns of large bytes, since it writes
@@ -75,7 +79,8 @@ _BY_CODE = {
 _BY_STATUS = {
     401: Trouble(Kind.EXPIRED, _EXPIRED, errno.EACCES),
     403: Trouble(Kind.DENIED, _DENIED, errno.EACCES),
-    404: Trouble(Kind.MISSING, "not there", errno.ENOENT),
+    # A blob that is not there has the code BlobNotFound: any web server says 404.
+    404: Trouble(Kind.FATAL, _NO_AZURE, errno.ENOENT),
     409: Trouble(Kind.CONFLICT, "another writer is at work (409)"),
     412: Trouble(Kind.PRECONDITION, "the condition did not hold"),
     416: Trouble(Kind.BEYOND, "the blob ends before the range"),

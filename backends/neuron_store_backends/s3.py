@@ -44,6 +44,10 @@ _DENIED = (
 _EXPIRED = "the credentials have expired; renew them (aws sso login, a new session token)"
 _CLOCK = "this machine's clock is off by more than S3 accepts; set it"
 _KEYS = "the access key is not known there, or does not match its secret; check the credentials"
+_NO_S3 = (
+    "the server answers 404 and not S3's NoSuchKey; is this an S3 endpoint? "
+    "check endpoint_url in the tier's URL"
+)
 _NO_UPLOAD = "the upload was aborted by somebody else (a life-cycle rule?)"
 _REGION = "the bucket is in another region; set region=... in the tier's URL"
 
@@ -81,7 +85,8 @@ _BY_STATUS = {
     301: Trouble(Kind.FATAL, _REGION, errno.EREMCHG),
     401: Trouble(Kind.DENIED, _CREDENTIALS, errno.EACCES),
     403: Trouble(Kind.DENIED, _DENIED, errno.EACCES),
-    404: Trouble(Kind.MISSING, "not there", errno.ENOENT),
+    # An object that is not there has the code NoSuchKey: any web server says 404.
+    404: Trouble(Kind.FATAL, _NO_S3, errno.ENOENT),
     409: Trouble(Kind.CONFLICT, "another writer is at work (409)"),
     412: Trouble(Kind.PRECONDITION, "the condition did not hold"),
     416: Trouble(Kind.BEYOND, "the object ends before the range"),

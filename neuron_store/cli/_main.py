@@ -11,6 +11,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
+    _have_streams()
     try:
         from neuron_store.cli.app import run  # noqa: PLC0415  (inside the try: see above)
 
@@ -21,3 +22,15 @@ def main() -> None:
         # Transfers in threads would be waited for; each may be cut off anywhere.
         os._exit(status)
     sys.exit(status)
+
+
+def _have_streams() -> None:
+    """Put the null device where a standard stream is closed (`>&-`): the work is still wanted."""
+    # Its number too, else the next file opened gets it, and what is meant for the stream.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  (for good)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  (for good)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neuron_store.cli.exits import INTERRUPTED, YES, exit_status
-from neuron_store.cli.output import Output, log_to_stderr
+from neuron_store.cli.output import Output, give_up_stdout, log_to_stderr
 from neuron_store.cli.session import Session
 from neuron_store.errors import NeuronStoreError
 
@@ -115,4 +115,17 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         error.show(sys.stderr)
         return error.exit_code
+    except OSError as error:
+        # click's own printing, such as of `--help`.
+        if _raised_in(error) == "click.utils":
+            give_up_stdout(error)
+        raise
     return status if isinstance(status, int) else YES
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module whose frame raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return str(trace.tb_frame.f_globals.get("__name__")) if trace is not None else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from neuron_store.cli.exits import exit_status
@@ -109,6 +110,7 @@ def compile_(
             from neuron_store.batch import precompile  # noqa: PLC0415  (`--help` needs none)
 
             done = precompile(wanted, workers=workers, store=session.store(), progress=tell)
+            done = _kept(out, done)
     _print(out, done, {job.key: job for job in wanted}, executor)
     if jobs is not None:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.counts.items()))
@@ -128,6 +130,19 @@ def _jobs(
         return read_jobs(jobs, inline=inline)
     assert graph is not None
     return [get_compiler(compiler).job(graph, flags=flags)]
+
+
+def _kept(out: Output, done: Precompiled) -> Precompiled:
+    """The summary as it holds when this process has ended."""
+    from neuron_store.policy import CompilePolicy  # noqa: PLC0415  (`--help` needs none)
+
+    if not CompilePolicy.load().disabled:
+        return done
+    out.say(
+        "warning: NEURON_LIBTORCH_DISABLE_COMPILE_CACHE switches the cache off: "
+        "what was compiled is not kept"
+    )
+    return attrs.evolve(done, outcomes=tuple(attrs.evolve(o, path=None) for o in done.outcomes))
 
 
 def _standing(now: Progress) -> str:

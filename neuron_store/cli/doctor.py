@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from neuron_store.cli.exits import NO
+from neuron_store.cli.exits import NO, exit_status
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
 
@@ -34,6 +34,8 @@ class _Examined:
     location: str
     report: TierReport | None
     refused: str | None
+    status: int = NO
+    """The exit status where it is refused."""
 
 
 @click.command()
@@ -44,7 +46,7 @@ def doctor(context: click.Context, session: Session) -> None:
     """Measure every tier: whether it is there, writable, and keeps its promises.
 
     Writes inside each tier's own prefix only, and leaves nothing behind. Exit status 1 when a tier
-    must not be used.
+    must not be used, 2 when its URL or an extra that it needs is at fault.
     """
     found = list(_examine(session))
     good = all(each.refused is None for each in found)
@@ -65,7 +67,7 @@ def doctor(context: click.Context, session: Session) -> None:
         if each.refused is not None:
             out.say(f"error: {each.location} must not be used: {each.refused}")
     if not good:
-        context.exit(NO)
+        context.exit(max(each.status for each in found if each.refused is not None))
 
 
 def _examine(session: Session) -> Iterator[_Examined]:
@@ -88,7 +90,7 @@ def _examine_one(url: TierURL, seconds: float) -> _Examined:
         tier = open_tier(url)
     except ConfigError as error:
         # The other tiers' state is still worth knowing.
-        return _Examined(url.location, None, str(error))
+        return _Examined(url.location, None, str(error), exit_status(error))
     with tier:
         report = ask(tier.location, tier.probe, seconds=seconds)
     if isinstance(report, Trouble):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from neuron_store.cli.exits import NO
+from neuron_store.cli.exits import NO, YES, exit_status
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
 
@@ -88,7 +88,9 @@ def _fetch(store: TieredStore, key: str) -> _Fetched:
     try:
         path = store.get(key)
     except ArtifactNotFound as error:
-        return _Fetched(key, "missing", detail=str(error))
+        # A damaged copy is not used, so for the store it is none; here it is the thing to mend.
+        damaged = any(answer.outcome == "corrupt" for answer in error.answers)
+        return _Fetched(key, "corrupt" if damaged else "missing", detail=str(error))
     except ArtifactCorrupt as error:
         return _Fetched(key, "corrupt", detail=str(error))
     except NeuronStoreError as error:
@@ -109,6 +111,8 @@ class _Promoted:
     outcome: str
     """`created`, `present`, `conflict`, `repaired`, `missing`, `corrupt` or `error`."""
     detail: str = ""
+    status: int = attrs.field(default=YES, repr=False)
+    """The exit status that it calls for."""
 
 
 @click.command()
@@ -165,7 +169,7 @@ def promote(
             done += answers
     good = _FAILURES.isdisjoint(a.outcome for a in done)
     if out.json:
-        out.document(ok=good, artifacts=[attrs.asdict(a) for a in done])
+        out.document(ok=good, artifacts=[_plain(a) for a in done])
     else:
         columns = (Column("key"), Column("tier"), Column("outcome", "outcome"))
         out.table(columns, [(a.key, a.tier, a.outcome) for a in done])
@@ -173,7 +177,11 @@ def promote(
         if answer.detail:
             out.say(f"error: {answer.detail}")
     if not good:
-        context.exit(NO)
+        context.exit(max(a.status for a in done))
+
+
+def _plain(answer: _Promoted) -> dict[str, str]:
+    return {name: getattr(answer, name) for name in ("key", "tier", "outcome", "detail")}
 
 
 def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]:
@@ -191,16 +199,20 @@ def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]
     except PromoteError as error:
         done, failures = error.done, error.failures
     except ArtifactNotFound as error:
-        return [_Promoted(key, local, "missing", str(error))]
+        return [_Promoted(key, local, "missing", str(error), NO)]
     except ArtifactCorrupt as error:
-        return [_Promoted(key, local, "corrupt", str(error))]
+        return [_Promoted(key, local, "corrupt", str(error), NO)]
     except ReadOnlyTier:
         raise
     except TierError as error:
-        return [_Promoted(key, local, "error", str(error))]
+        return [_Promoted(key, local, "error", str(error), NO)]
     return [
         *(_Promoted(key, tier, answer.value) for tier, answer in done.items()),
-        *(_Promoted(key, tier, "error", f"{tier}: {error}") for tier, error in failures.items()),
+        *(
+            # A read-only tier is a matter of settings, whether it was named or is all there is.
+            _Promoted(key, tier, "error", f"{tier}: {error}", exit_status(error))
+            for tier, error in failures.items()
+        ),
     ]
 
 

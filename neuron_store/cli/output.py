@@ -13,21 +13,23 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
 from neuron_store.byte_sizes import human_bytes
-from neuron_store.cli.exits import PIPE_CLOSED
+from neuron_store.cli.exits import NO, PIPE_CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["SCHEMA", "Bar", "Column", "Output", "printable"]
+__all__ = ["SCHEMA", "Bar", "Column", "Output", "give_up_stdout", "printable"]
 
 SCHEMA = 1
 """Version of the JSON documents; fields may be added to a version, none changes or goes."""
 
+# Cells to which a column may be folded on a narrow terminal.
+_FOLDED = 7
 _STYLES = {
     **dict.fromkeys(("ok", "hit", "created", "present", "fetched", "compiled", "fit"), "green"),
     **dict.fromkeys(
@@ -49,6 +51,11 @@ class Column:
     def numeric(self) -> bool:
         """Whether its values are numbers, which stand to the right."""
         return self.kind in {"count", "bytes", "seconds"}
+
+    @property
+    def whole(self) -> bool:
+        """Whether people copy its values, which so stay on one line."""
+        return self.name in {"key", "path"}
 
     def plain(self, value: Any) -> str:
         """For programs: bytes as a number, `-` where there is no value."""
@@ -147,7 +154,7 @@ class Output:
                 column.name,
                 justify="right" if column.numeric else "left",
                 overflow="fold",
-                no_wrap=column.numeric,
+                no_wrap=column.numeric or column.whole,
             )
         for row in rows:
             table.add_row(
@@ -156,17 +163,21 @@ class Output:
                     for c, v in zip(columns, row, strict=True)
                 )
             )
-        Console().print(table)
+        console = Console()
+        # Wider than the terminal where keys and paths demand it: the terminal's own wrapping can
+        # be copied across, a fold of ours cannot.
+        # Two cells of padding for each column, one of the box between them and at the edges.
+        need = 1 + sum(3 + _least(c, [r[i] for r in rows]) for i, c in enumerate(columns))
+        console.width = max(console.width, need)
+        console.print(table)
 
     def write(self, text: str) -> None:
         """Print to stdout as it is. Leaves quietly when nobody reads it."""
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # The interpreter flushes once more at exit, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(PIPE_CLOSED) from None
+        except OSError as error:
+            give_up_stdout(error)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -174,7 +185,7 @@ class Output:
         """A line for people, on stderr."""
         try:
             sys.stderr.write(printable(text) + "\n")
-        except BrokenPipeError:
+        except OSError:  # nobody reads it, or it is full: there is no place left to tell that
             pass
 
     @contextmanager
@@ -268,6 +279,26 @@ def log_to_stderr(verbosity: int) -> None:
         logger.setLevel(level)
         if not any(isinstance(handler, LogToStderr) for handler in logger.handlers):
             logger.addHandler(LogToStderr())
+
+
+def _least(column: Column, values: Sequence[Any]) -> int:
+    """Cells that a column takes at least; others than numbers and what is copied may fold."""
+    widest = max([len(column.name), *(len(column.human(value)) for value in values)])
+    return widest if column.numeric or column.whole else min(widest, _FOLDED)
+
+
+def give_up_stdout(error: OSError) -> NoReturn:
+    """End the command because stdout takes nothing more; quietly when nobody reads it.
+
+    Raises:
+        SystemExit: always.
+    """
+    # The interpreter flushes once more at exit, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        raise SystemExit(PIPE_CLOSED) from None
+    Output().say(f"error: stdout cannot be written: {error.strerror or error}")
+    raise SystemExit(NO) from None
 
 
 def time_left(seconds: float) -> str:

@@ -18,7 +18,7 @@ from neuron_store.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["aliased_inputs", "compiler_input", "key_input", "output_count"]
+__all__ = ["aliased_inputs", "compiler_input", "is_hlo", "key_input", "output_count"]
 
 # What to do with a length-delimited field: descend, or replace its bytes (None keeps them).
 _Rule: TypeAlias = "dict[int, _Rule] | Callable[[bytes], bytes | None]"
@@ -26,6 +26,15 @@ _Field: TypeAlias = "tuple[int, int, int, int, int]"
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TUPLE = 13
+
+
+def is_hlo(data: bytes) -> bool:
+    """Whether these are the bytes of a HloModuleProto: well formed, with a computation."""
+    try:
+        key_input(data)
+    except ConfigError:
+        return False
+    return True
 
 
 def compiler_input(data: bytes) -> list[bytes | memoryview]:

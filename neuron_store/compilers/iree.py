@@ -15,6 +15,7 @@ import attrs
 
 from neuron_store.artifact import is_key
 from neuron_store.compiler_flags import canonical_flags
+from neuron_store.compilers import _hlo
 from neuron_store.compilers._cpu import host_cpu
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._iree_target import DEVICE, DIALECT, IreeTarget, resolve_target
@@ -24,6 +25,7 @@ from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactMismatch,
     CompileError,
+    ConfigError,
     HostUnfit,
     MissingExtra,
 )
@@ -104,12 +106,18 @@ class IreeCompiler:
             extra: components that the graph does not hold; each gets into the key as it is.
 
         Raises:
-            ConfigError: an unreadable graph, flags that cannot be used.
+            ConfigError: an unreadable graph or one that is HLO, flags that cannot be used.
             MissingExtra: IREE is not installed.
         """
         target, rest = resolve_target(flags)
         version = self.version()
-        sha256 = digest(strip_locations(read_graph(graph)))
+        data = read_graph(graph)
+        if _hlo.is_hlo(data):
+            raise ConfigError(
+                "the graph is a serialised HloModuleProto; compiler iree takes StableHLO (MLIR), "
+                "such as export gives, and compiler neuronx-cc takes this"
+            )
+        sha256 = digest(strip_locations(data))
         components = with_extra(
             {
                 "graph": sha256,

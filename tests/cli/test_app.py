@@ -111,7 +111,9 @@ def test_piped_output_has_no_escape_codes_even_when_colour_is_forced(command, pu
         assert not ESCAPE.search(result.stdout + result.stderr)
 
 
-def on_terminal(*arguments: object, program=("-m", "neuron_store.cli")) -> tuple[int, str]:
+def on_terminal(
+    *arguments: object, program=("-m", "neuron_store.cli"), width=150
+) -> tuple[int, str]:
     """Run the command with a terminal as its stdout and stderr; status and what it showed."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -119,7 +121,7 @@ def on_terminal(*arguments: object, program=("-m", "neuron_store.cli")) -> tuple
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(width)},
     ) as process:
         os.close(theirs)
         shown = b""
@@ -142,6 +144,21 @@ def test_a_terminal_gets_a_table_with_units_and_colours(put, places):
     assert "2.9 KiB" in shown
     assert ESCAPE.search(shown)
     assert "executable" in shown
+
+
+def test_a_terminal_gets_a_table_of_nothing_too(places):
+    status, _ = on_terminal("--local", places.local, "ls", width=80)
+    assert status == 0
+
+
+def test_a_narrow_terminal_leaves_keys_and_paths_in_one_piece(put, places):
+    put(places.shared)
+    options = ["--local", places.local, "--tier", places.shared]
+    _, shown = on_terminal(*options, "ls", width=80)
+    assert KEY in shown
+    _, shown = on_terminal(*options, "fetch", KEY, width=80)
+    assert KEY in shown
+    assert str(places.local / KEY) in shown
 
 
 def test_json_on_a_terminal_is_still_json(put, places):
