@@ -208,7 +208,8 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
     if type(version) is not int or version != RECORD_VERSION:
         raise InvalidRecord(
             newer=type(version) is int and version > RECORD_VERSION,
-            reason=f"version {version!r}; this release reads {RECORD_VERSION}: upgrade",
+            reason=f"version {version!r}; this release reads {RECORD_VERSION}: "
+            "upgrade neuron-store",
         )
     return _structure(raw)
 
