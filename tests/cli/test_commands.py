@@ -60,7 +60,7 @@ class TestDoctor:
 
     def test_a_tier_that_cannot_be_opened_is_refused_with_the_reason(self, command, places):
         result = command("--local", places.local, "--tier", "ftp://x", "doctor")
-        assert result.returncode == 1
+        assert result.returncode == 2
         assert "ftp://x must not be used: no tier for scheme 'ftp'; known: " in result.stderr
         assert f"{places.local}\tin all\tfit" in result.stdout
 
