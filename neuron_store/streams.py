@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import queue
+import shutil
 import stat
 import threading
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
@@ -30,6 +31,7 @@ __all__ = [
     "copy_stream",
     "create_file",
     "digest_stream",
+    "empty_directory",
     "open_regular",
     "require_empty",
     "start_writing",
@@ -85,6 +87,15 @@ def require_empty(directory: Path) -> None:
         reason = f"{error.strerror}; make an empty directory to fetch into"
         raise InvalidArtifact(str(directory), reason) from error
     raise InvalidArtifact(str(directory), "not empty; fetch into an empty directory")
+
+
+def empty_directory(directory: Path) -> None:
+    """Remove what an attempt left in a directory that was empty before it."""
+    for left in directory.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

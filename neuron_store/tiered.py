@@ -25,7 +25,7 @@ from neuron_store.errors import (
     Unsupported,
 )
 from neuron_store.readonly import ReadOnlyStore
-from neuron_store.streams import require_empty
+from neuron_store.streams import empty_directory, require_empty
 from neuron_store.tier_health import TierCounters, TierHealth
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class TieredStore(ArtifactStore):
         try:
             return self.local.fetch(key, into)
         except (ArtifactNotFound, ArtifactCorrupt):
-            _clear(into)
+            empty_directory(into)
         self.get(key)
         return self.local.fetch(key, into)
 
@@ -227,7 +227,7 @@ class TieredStore(ArtifactStore):
             else:
                 health.count(hit=1, size=artifact.size)
                 return artifact
-            _clear(place)
+            empty_directory(place)
         return None
 
     def _first(
@@ -393,14 +393,6 @@ def _nowhere(key: str, location: str, answers: Sequence[TierAnswer]) -> NeuronSt
     if any(answer.outcome in {"error", "skipped"} for answer in answers):
         return TiersUnavailable(key, answers)
     return ArtifactNotFound(key, location, answers)
-
-
-def _clear(directory: Path) -> None:
-    for left in directory.iterdir():
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
 
 
 def _written(directory: Path) -> int:

@@ -39,7 +39,7 @@ from neuron_store.errors import (
 )
 from neuron_store.neuron_layout import check_loadable, foreign_fault
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream, require_empty
+from neuron_store.streams import copy_stream, empty_directory, require_empty
 from neuron_store_backends._aside import claim_and_move, remove_tree
 from neuron_store_backends._entry import Entry
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
@@ -136,7 +136,7 @@ class RenamingStore(ArtifactStore):
 
         def use(entry: Entry, artifact: Artifact) -> Artifact:
             files = []
-            _empty(into)
+            empty_directory(into)
             for file in artifact.files:
                 with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
                     files.append(self._copy(stream, into, file, key))
@@ -433,11 +433,3 @@ def _as_corrupt(error: Exception, key: str, location: str) -> ArtifactCorrupt:
         return error
     missing = getattr(error, "filename", None) or "a file"
     return ArtifactCorrupt(key, location, f"{missing} is missing")
-
-
-def _empty(directory: Path) -> None:
-    for left in directory.iterdir():
-        if left.is_dir() and not left.is_symlink():
-            remove_tree(str(left))
-        else:
-            left.unlink()
