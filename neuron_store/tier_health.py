@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -60,7 +61,9 @@ def bounded(
     """
     result: list[_T] = []
     trouble: list[BaseException] = []
-    done = threading.Event()
+    # A plain lock wakes its waiter at once; an Event polls a lock of its own besides.
+    done = threading.Lock()
+    done.acquire()
 
     def run() -> None:
         try:
@@ -68,12 +71,12 @@ def bounded(
         except BaseException as error:  # noqa: BLE001  (raised again in the caller's thread)
             trouble.append(error)
         finally:
-            done.set()
+            done.release()
 
-    threading.Thread(target=run, name="neuron_store-tier", daemon=True).start()
+    _hand_over(run)
     seen = progress() if progress is not None else None
     since = time.monotonic()
-    while not done.wait(min(0.5, max(0.01, seconds / 20))):
+    while not done.acquire(timeout=min(0.5, max(0.01, seconds / 20))):
         now = time.monotonic()
         if progress is not None and (current := progress()) != seen:
             seen, since = current, now
@@ -82,6 +85,36 @@ def bounded(
     if trouble:
         raise trouble[0]
     return result[0]
+
+
+# Threads of this process that wait for another call, the last one to finish first.
+_idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+_MOST_IDLE = 32
+
+
+def _hand_over(run: Callable[[], None]) -> None:
+    """Run it in a thread that is free, or in a new one: starting one is dear on a busy machine."""
+    try:
+        work = _idle.pop()
+    except IndexError:
+        work = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(work,), name="neuron_store-tier", daemon=True).start()
+    work.put(run)
+
+
+def _serve(work: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        run = work.get()
+        run()
+        # What the call held must not live on with the thread.
+        del run
+        if len(_idle) >= _MOST_IDLE:
+            return
+        _idle.append(work)
+
+
+# A child has none of its parent's threads.
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 class TierHealth:

@@ -19,7 +19,7 @@ from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError
 from neuron_store.steps import step
 from neuron_store.streams import digest_stream
 from neuron_store_backends._honesty import require_create, require_replace
-from neuron_store_backends._streaming import digest_source, open_source, read_source, upload
+from neuron_store_backends._streaming import digest_source, open_source, read_source
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
 
 if TYPE_CHECKING:
@@ -164,11 +164,7 @@ class Publishing:
 
     def _send(self, targets: Mapping[str, ArtifactFile]) -> None:
         step("conditional.upload")
-        if targets:
-            self.objects.handle()
-            self.objects.wait(
-                upload(self.objects, self.artifact, self.source, list(targets.items()))
-            )
+        self.objects.send(list(targets.items()), self.source, key=self.key)
 
     def _keep(self, lent: bool) -> None:
         """After the commit: payload that was there before us may have been swept meanwhile."""

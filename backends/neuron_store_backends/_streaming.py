@@ -1,33 +1,34 @@
-"""Bytes between a directory and an object store, in pieces, never a file as a whole in memory."""
+"""The files that a publish reads, checked as they are read."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import io
 import os
 import stat
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import attrs
-import fsspec.asyn
 
 from neuron_store.errors import ArtifactCorrupt, InvalidArtifact, TierError
 from neuron_store.steps import step
 from neuron_store.streams import digest_stream, open_regular
-from neuron_store_backends._objects import PIECE, Objects, Pieces
-from neuron_store_backends._trouble import Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from neuron_store.artifact import Artifact, ArtifactFile
+    from neuron_store.artifact import ArtifactFile
 
-__all__ = ["IN_FLIGHT", "ObjectReader", "checked_pieces", "open_source", "read_source", "upload"]
+__all__ = [
+    "IN_FLIGHT",
+    "InOrder",
+    "Outgoing",
+    "checked_pieces",
+    "digest_source",
+    "open_source",
+    "read_source",
+]
 
 IN_FLIGHT = 8
 """Pieces in memory at once, over all files of one publish or one fetch: 64 MiB."""
@@ -83,162 +84,106 @@ def checked_pieces(source: Path, file: ArtifactFile, key: str, length: int) -> I
     got every piece has the right bytes, and one with wrong bytes never completes under a name
     that promises others.
     """
-    with os.fdopen(open_source(source, file, key), "rb", buffering=0) as stream:
-        digest, left = hashlib.sha256(), file.size
-        while True:
-            step("conditional.piece")
-            piece = _read_full(stream, min(length, left))
-            digest.update(piece)
-            left -= len(piece)
-            if left and len(piece) < length:
-                raise ArtifactCorrupt(key, str(source), f"{file.name} became shorter while read")
-            if not left:
-                if stream.read(1):
-                    raise ArtifactCorrupt(key, str(source), f"{file.name} grew while it was read")
-                if file.sha256 is not None and digest.hexdigest() != file.sha256:
-                    raise ArtifactCorrupt(
-                        key,
-                        str(source),
-                        f"{file.name} has sha256 {digest.hexdigest()}, "
-                        f"the record says {file.sha256}",
-                    )
+    last = max(1, -(-file.size // length)) - 1
+    with Outgoing(source, file, key) as outgoing:
+        for number in range(last + 1):
+            piece = outgoing.piece(number, length)
+            if number == last:
+                outgoing.finish()
             yield piece
-            if not left:
+
+
+class InOrder:
+    """A digest of pieces that are ready in any order, each added by whoever has it.
+
+    Waiting for one's turn ends soon: those before it were begun before it.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._next = 0
+        self._failed = False
+        self._turn = threading.Condition()
+
+    def add(self, number: int, chunks: Sequence[bytes]) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._next == number or self._failed)
+            if self._failed:
                 return
+        # Its turn is nobody else's, so the digest needs no lock; and others may come meanwhile.
+        for chunk in chunks:
+            self._digest.update(chunk)
+        with self._turn:
+            self._next = number + 1
+            self._turn.notify_all()
+
+    def give_up(self) -> None:
+        """A piece failed: nobody need wait any more."""
+        with self._turn:
+            self._failed = True
+            self._turn.notify_all()
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
 
 
-def _read_full(stream: io.FileIO, length: int) -> bytes:
-    parts: list[bytes] = []
-    while length and (part := stream.read(length)):
-        parts.append(part)
-        length -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+class Outgoing:
+    """One file that is uploaded, in pieces read by whoever sends them."""
 
-
-async def upload(
-    objects: Objects, artifact: Artifact, source: Path, targets: list[tuple[str, ArtifactFile]]
-) -> None:
-    """Upload files, each to its path, several at a time in bounded memory.
-
-    Raises what `checked_pieces` raises, and `TierError`. Files that were complete stay.
-    """
-    budget, slots = asyncio.Semaphore(IN_FLIGHT), asyncio.Semaphore(IN_FLIGHT)
-
-    async def one(path: str, file: ArtifactFile) -> None:
-        def make() -> Pieces:
-            return Pieces(
-                file.size,
-                lambda length: checked_pieces(source, file, artifact.key, length),
-                budget,
-            )
-
-        async with slots:
-            await objects.upload(path, make, key=artifact.key)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for path, file in targets:
-                group.create_task(one(path, file))
-    except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
-        raise first from first.__cause__
-
-
-class ObjectReader(io.RawIOBase):
-    """One object as a stream, read ahead in concurrent ranges that arrive in order.
-
-    Args:
-        objects: where it is.
-        path: its full path.
-        size: bytes by the record; no more than that is asked for.
-        key: for messages.
-        budget: bounds the pieces in memory over several readers; None: a few of its own.
-
-    Raises:
-        Missing: there is no such object (at construction).
-        TierError: it cannot be read (at construction, and at each read).
-    """
-
-    def __init__(
-        self,
-        objects: Objects,
-        path: str,
-        size: int,
-        *,
-        key: str,
-        budget: threading.Semaphore | None = None,
-    ) -> None:
-        super().__init__()
-        self._objects = objects
-        self._path = path
-        self._size = size
+    def __init__(self, source: Path, file: ArtifactFile, key: str) -> None:
+        self._source = source
+        self._file = file
         self._key = key
-        self._budget = budget or threading.Semaphore(4)
-        self._asked = 0
-        self._ahead: deque[tuple[int, Future[bytes]]] = deque()
-        self._piece = memoryview(b"")
-        self._holding = self._ended = self._begun = False
-        objects.handle()
+        self._digest = InOrder()
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._descriptor = open_source(self._source, self._file, self._key)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def piece(self, number: int, length: int) -> bytes:
+        """Bytes of piece `number`, digested in its turn; raises `ArtifactCorrupt`, `TierError`."""
+        step("conditional.piece")
         try:
-            self._next()
-        except BaseException:
-            self.close()
-            raise
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any, /) -> int:
-        if not self._piece and not self._ended:
-            self._next()
-        view = memoryview(target).cast("B")
-        count = min(len(view), len(self._piece))
-        view[:count] = self._piece[:count]
-        self._piece = self._piece[count:]
-        return count
-
-    def _next(self) -> None:
-        self._release()
-        self._ask()
-        if not self._ahead:
-            self._ended = True
-            return
-        length, future = self._ahead.popleft()
-        self._holding = True
-        try:
-            data = future.result()
-        except Missing:
-            if not self._begun:
-                raise
+            start = number * length
+            wanted = min(length, self._file.size - start)
+            data = self._read(start, wanted)
+            self._digest.add(number, (data,))
+        except OSError as error:
+            self._digest.give_up()
             raise TierError(
-                self._objects.location, "read", f"{self._path} vanished while read", key=self._key
-            ) from None
-        self._begun = True
-        # Shorter than asked for means that the object ends there: the digest check will tell.
-        self._ended = len(data) < length
-        self._piece = memoryview(data)
+                str(self._source),
+                "read",
+                f"{self._file.name}: {error.strerror}",
+                key=self._key,
+                code=error.errno,
+            ) from error
+        except BaseException:
+            self._digest.give_up()
+            raise
+        return data
 
-    def _ask(self) -> None:
-        """Ask for pieces as far ahead as the budget allows; for one at least."""
-        while self._asked < self._size:
-            if not self._budget.acquire(blocking=not self._ahead):
-                return
-            end = min(self._asked + PIECE, self._size)
-            work = self._objects.range(self._path, self._asked, end, key=self._key)
-            future = asyncio.run_coroutine_threadsafe(work, fsspec.asyn.get_loop())
-            self._ahead.append((end - self._asked, future))
-            self._asked = end
+    def _read(self, start: int, length: int) -> bytes:
+        data = os.pread(self._descriptor, length, start)
+        while len(data) < length:
+            more = os.pread(self._descriptor, length - len(data), start + len(data))
+            if not more:
+                raise self._corrupt("became shorter while read")
+            data += more
+        end = start + length
+        if end == self._file.size and os.pread(self._descriptor, 1, end):
+            raise self._corrupt("grew while it was read")
+        return data
 
-    def _release(self) -> None:
-        if self._holding:
-            self._holding = False
-            self._piece = memoryview(b"")
-            self._budget.release()
+    def finish(self) -> str:
+        """The digest of everything; raises `ArtifactCorrupt` when it is not the record's."""
+        digest = self._digest.hexdigest()
+        if self._file.sha256 is not None and digest != self._file.sha256:
+            raise self._corrupt(f"has sha256 {digest}, the record says {self._file.sha256}")
+        return digest
 
-    def close(self) -> None:
-        if not self.closed:
-            self._release()
-            while self._ahead:
-                self._ahead.popleft()[1].cancel()
-                self._budget.release()
-        super().close()
+    def _corrupt(self, what: str) -> ArtifactCorrupt:
+        return ArtifactCorrupt(self._key, str(self._source), f"{self._file.name} {what}")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_bool
-from neuron_store_backends._objects import Blob, Objects, Stored
+from neuron_store_backends._async_objects import AsyncObjects
+from neuron_store_backends._objects import Blob, Stored
 from neuron_store_backends._options import TIMES, Times, check_root, require_module
 from neuron_store_backends._options import times as read_times
 from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from neuron_store.tier_url import TierURL
-    from neuron_store_backends._objects import Pieces
+    from neuron_store_backends._pieces import Pieces
 
 __all__ = ["AzureStore"]
 
@@ -93,7 +94,7 @@ _NO_ENDPOINT = Trouble(
 )
 
 
-class AzureObjects(Objects):
+class AzureObjects(AsyncObjects):
     """Objects in a container, through adlfs."""
 
     options: dict[str, Any]
@@ -180,7 +181,7 @@ class AzureObjects(Objects):
         blob = self._blob(fs, path)
         if pieces.size <= pieces.length:
             data = await pieces.whole()
-            await self.tries(
+            await self.attempt(
                 "upload",
                 lambda now: self._put(now, path, data),
                 seconds=self.times.stall_timeout,
@@ -190,7 +191,7 @@ class AzureObjects(Objects):
 
         async def send(number: int, piece: bytes) -> Any:
             name = _block_name(mine, number)
-            await self.tries(
+            await self.attempt(
                 "upload",
                 lambda _fs: blob.stage_block(
                     name, io.BytesIO(piece), length=len(piece), **self._limits

@@ -15,10 +15,8 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 import attrs
 
@@ -40,7 +38,6 @@ from neuron_store.errors import (
 )
 from neuron_store.steps import step
 from neuron_store.streams import copy_stream, require_empty
-from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader
 from neuron_store_backends._trouble import Exists, Missing
 
 if TYPE_CHECKING:
@@ -129,26 +126,19 @@ class ConditionalStore(ArtifactStore):
         if found is None:
             raise ArtifactNotFound(key, self.location)
         artifact, inline = found
-        budget = threading.Semaphore(IN_FLIGHT)
-
-        def one(file: ArtifactFile) -> ArtifactFile:
-            stream: BinaryIO
-            if file.name in inline:
-                stream = io.BytesIO(inline[file.name])
-            else:
-                try:
-                    stream = self.open_payload(key, file, budget)
-                except Missing as error:
-                    raise self._lost(key, file) from error
-            with stream:
-                return copy_stream(stream, into, file, key=key, location=self.location)
-
+        afar = {self.payload_path(key, f): f for f in artifact.files if f.name not in inline}
         try:
-            # More threads than pieces would only wait for each other.
-            with ThreadPoolExecutor(min(IN_FLIGHT, len(artifact.files))) as pool:
-                # Large ones first, so that the last to arrive is not the longest.
-                order = sorted(artifact.files, key=lambda f: -f.size)
-                done = {f.name: f for f in pool.map(one, order)}
+            done = {
+                f.name: copy_stream(
+                    io.BytesIO(inline[f.name]), into, f, key=key, location=self.location
+                )
+                for f in artifact.files
+                if f.name in inline
+            }
+            received = self.objects.receive(list(afar.items()), into, key=key)
+            done |= {file.name: file for file in received}
+        except Missing as error:
+            raise self._lost(key, afar[error.args[0]]) from error
         except ArtifactCorrupt:
             self._note_damage(key)
             raise
@@ -177,14 +167,9 @@ class ConditionalStore(ArtifactStore):
             if name.endswith(".json") and is_key(name.removesuffix(".json")):
                 yield name.removesuffix(".json")
 
-    def open_payload(
-        self, key: str, file: ArtifactFile, budget: threading.Semaphore | None = None
-    ) -> BinaryIO:
+    def open_payload(self, key: str, file: ArtifactFile) -> BinaryIO:
         """A file that does not travel in the record, streamed; raises the internal `Missing`."""
-        reader = ObjectReader(
-            self.objects, self.payload_path(key, file), file.size, key=key, budget=budget
-        )
-        return cast("BinaryIO", reader)
+        return self.objects.open(self.payload_path(key, file), file.size, key=key)
 
     def _record(self, key: str) -> tuple[Artifact, Mapping[str, bytes]] | None:
         blob = self.objects.read(self.index_path(key), MAX_RECORD_BYTES, key=key)

@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_bool
-from neuron_store_backends._objects import Blob, Objects
+from neuron_store_backends._async_objects import AsyncObjects
+from neuron_store_backends._objects import Blob
 from neuron_store_backends._options import TIMES, Times, check_root, require_module
 from neuron_store_backends._options import times as read_times
 from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from neuron_store.tier_url import TierURL
-    from neuron_store_backends._objects import Pieces, Stored
+    from neuron_store_backends._objects import Stored
+    from neuron_store_backends._pieces import Pieces
 
 __all__ = ["GCSStore"]
 
@@ -76,7 +78,7 @@ class _Refused(Exception):
         super().__init__(trouble.reason)
 
 
-class GCSObjects(Objects):
+class GCSObjects(AsyncObjects):
     """Objects in a bucket."""
 
     options: dict[str, Any]
@@ -202,7 +204,7 @@ class GCSObjects(Objects):
     async def _upload(self, fs: Any, path: str, pieces: Pieces) -> None:
         if pieces.size <= pieces.length:
             data = await pieces.whole()
-            await self.tries(
+            await self.attempt(
                 "upload",
                 lambda now: self._simple(now, path, data),
                 seconds=self.times.stall_timeout,
@@ -241,7 +243,7 @@ class GCSObjects(Objects):
                         now, session, content, piece[kept - start :], pieces.size
                     )
 
-            await self.tries("upload", once, seconds=self.times.stall_timeout)
+            await self.attempt("upload", once, seconds=self.times.stall_timeout)
 
         try:
             # A session takes its pieces one after another.

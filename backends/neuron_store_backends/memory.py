@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fsspec.implementations.memory import MemoryFileSystem
 
 from neuron_store.errors import ConfigError
-from neuron_store_backends._objects import Blob, Objects
+from neuron_store_backends._async_objects import AsyncObjects
+from neuron_store_backends._objects import Blob
 from neuron_store_backends._trouble import Kind, Trouble
 from neuron_store_backends.conditional import ConditionalStore
 
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from neuron_store.tier_url import TierURL
-    from neuron_store_backends._objects import Pieces, Stored
+    from neuron_store_backends._objects import Stored
+    from neuron_store_backends._pieces import Pieces
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryObjects(Objects):
+class MemoryObjects(AsyncObjects):
     """Objects in fsspec's memory file system.
 
     Everything runs on the one event loop of the process and awaits nothing between test and

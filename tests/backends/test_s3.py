@@ -174,7 +174,7 @@ def test_a_url_with_every_option_is_understood(s3_place, artifact, source):
 
 
 def test_without_the_extra_the_error_has_the_install_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "botocore", None)
     with pytest.raises(MissingExtra, match=r"neuron-store\[s3\]"):
         S3Store("bucket/p")
 

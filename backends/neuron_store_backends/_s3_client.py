@@ -1,0 +1,343 @@
+"""One process's way to S3: botocore, and short cuts for the requests that carry bytes.
+
+botocore's client spends 4 to 5 ms of CPU on a request, most of it on looking up what the request
+looks like (docs/performance.md). Where the bucket is, whose credentials and which proxies and
+certificates are hard questions, and stay botocore's. A plain GET or PUT is an easy one: the client
+is asked once how it would address an object, and after that such requests are signed by botocore's
+signer and sent through botocore's own connections. Where the client would sign in another way
+(S3 Express, multi-Region access points), everything goes through the client.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+import attrs
+import botocore.auth
+import botocore.awsrequest
+import botocore.config
+import botocore.httpsession
+import botocore.session
+import botocore.utils
+from botocore import UNSIGNED
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from neuron_store_backends._options import Times
+
+__all__ = ["Answer", "Body", "S3Client", "S3Options", "S3Refusal"]
+
+_SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/([A-Za-z0-9-]+)/s3/aws4_request,")
+_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9.]{1,60})\s*</Code>")
+_UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+_MOST_TOLD = 64 << 10
+_CHUNK = 256 << 10
+
+
+@attrs.frozen
+class S3Options:
+    """What a tier's URL says of the place."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    anon: bool = False
+    addressing_style: str = "auto"
+
+
+class S3Refusal(Exception):
+    """An answer that is no success, as botocore's errors tell it; never the server's own text."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"{status} {code}")
+        self.response = {
+            "Error": {"Code": code},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        }
+
+
+class _Seen(Exception):
+    """Ends a request that is only to be looked at."""
+
+
+@attrs.frozen
+class _Address:
+    """How plain requests to one bucket are made."""
+
+    url: str
+    """Of the bucket, with a slash at its end."""
+    region: str | None
+    """Of the signature; None: unsigned."""
+
+
+class _Signer(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
+    """Takes the digest that is known instead of digesting the body once more."""
+
+    def payload(self, request: Any) -> str:
+        return str(request.context["payload"])
+
+
+class Body:
+    """Bytes on their way out, a chunk at a time, so that a time-out is one of silence."""
+
+    def __init__(self, data: bytes, end: float | None) -> None:
+        self._view = memoryview(data)
+        self._end = end
+
+    def read(self, _size: int = -1) -> memoryview:
+        """The next chunk; empty after the last."""
+        _in_time(self._end)
+        chunk = self._view[:_CHUNK]
+        self._view = self._view[_CHUNK:]
+        return chunk
+
+
+class Answer:
+    """The answer to a GET. Close it: only when it was read to its end is its connection kept."""
+
+    def __init__(self, raw: Any, *, status: int, headers: Any, end: float | None) -> None:
+        self._raw = raw
+        self._end = end
+        self._got = 0
+        self.status = status
+        self.version = str(headers.get("ETag", ""))
+        told = headers.get("Content-Length")
+        self.length = int(told) if told is not None else None
+        """Of the body, in bytes; None where it is not told."""
+
+    def read(self) -> bytes:
+        """What has come, at most 256 KiB; empty at the end.
+
+        Raises:
+            ConnectionError: it ended early.
+            TimeoutError: the deadline is over.
+        """
+        _in_time(self._end)
+        if self._got == self.length:
+            return b""
+        data: bytes = self._raw.read1(_CHUNK, decode_content=False)
+        self._got += len(data)
+        if not data and self.length is not None:
+            raise ConnectionError("a body was cut short")
+        return data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self._got == self.length:
+            self._raw.drain_conn()
+            self._raw.release_conn()
+        else:
+            self._raw.close()
+
+
+class S3Client:
+    """Connections, credentials and the client, for one process. Thread-safe."""
+
+    def __init__(self, options: S3Options, times: Times) -> None:
+        self._options = options
+        self._session = botocore.session.Session(profile=options.profile)
+        config: dict[str, Any] = {
+            "connect_timeout": times.connect_timeout,
+            "read_timeout": times.read_timeout,
+            "max_pool_connections": 32,
+            # Deadlines and back-off are `Objects.tries`'s; below it they would multiply.
+            "retries": {"total_max_attempts": 1},
+            "s3": {"addressing_style": options.addressing_style},
+        }
+        if options.anon:
+            config["signature_version"] = UNSIGNED
+        if options.endpoint_url:
+            # Many servers do not know the checksums that botocore adds by default; digests of our
+            # own are checked end to end.
+            config["request_checksum_calculation"] = "when_required"
+            config["response_checksum_validation"] = "when_required"
+        self.api = self._session.create_client(
+            "s3",
+            region_name=options.region,
+            endpoint_url=options.endpoint_url,
+            config=botocore.config.Config(**config),
+        )
+        """botocore's own, for everything that is neither GET nor PUT."""
+        # Without it the answer to the first request would be waited for in vain.
+        self._credentials = None if options.anon else self._session.get_credentials()
+        self._agent = self._session.user_agent()
+        self._timeout = (times.connect_timeout, times.read_timeout)
+        self._http: Any = None
+        self._addresses: dict[str, _Address | None] = {}
+        self._guard = threading.Lock()
+
+    def get(self, path: str, *, end: float | None, span: tuple[int, int] | None = None) -> Answer:
+        """An object, or its bytes [start, stop) of `span`.
+
+        Raises:
+            S3Refusal: any other answer.
+        """
+        headers = {} if span is None else {"Range": f"bytes={span[0]}-{span[1] - 1}"}
+        answer = self._plain("GET", path, headers, end=end)
+        if answer is None:
+            bucket, _, name = path.partition("/")
+            ranged = {"Range": headers["Range"]} if headers else {}
+            told = self.api.get_object(Bucket=bucket, Key=name, **ranged)
+            facts = told["ResponseMetadata"]
+            answer = Answer(
+                told["Body"]._raw_stream,  # noqa: SLF001  (its own reads have no deadline)
+                status=facts["HTTPStatusCode"],
+                headers={"ETag": told["ETag"], "Content-Length": told["ContentLength"]},
+                end=end,
+            )
+        return answer
+
+    def put(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        end: float | None,
+        sha256: str | None = None,
+        part: tuple[str, int] | None = None,
+        condition: tuple[str, str] | None = None,
+    ) -> str:
+        """Write an object, or a part of an upload; its ETag.
+
+        Args:
+            path: bucket and name.
+            data: the body.
+            end: deadline, by the monotonic clock.
+            sha256: of the body (hex), which the store then checks; None: TLS alone guards it.
+            part: id of the upload and number of the part.
+            condition: `IfMatch` or `IfNoneMatch`, and its value.
+
+        Raises:
+            S3Refusal: any answer that is no success.
+        """
+        headers = {"Content-Length": str(len(data))}
+        if condition is not None:
+            headers[{"IfMatch": "If-Match", "IfNoneMatch": "If-None-Match"}[condition[0]]] = (
+                condition[1]
+            )
+        query = f"?partNumber={part[1]}&uploadId={quote(part[0], safe='')}" if part else ""
+        answer = self._plain(
+            "PUT",
+            path,
+            headers,
+            query=query,
+            body=Body(data, end),
+            payload=sha256 or _UNSIGNED_PAYLOAD,
+            end=end,
+        )
+        if answer is not None:
+            with answer:
+                while answer.read():
+                    pass
+            return answer.version
+        bucket, _, name = path.partition("/")
+        where: dict[str, Any] = {"Bucket": bucket, "Key": name, "Body": data}
+        if part is not None:
+            told = self.api.upload_part(UploadId=part[0], PartNumber=part[1], **where)
+        else:
+            told = self.api.put_object(**where, **(dict([condition]) if condition else {}))
+        return str(told["ETag"])
+
+    # -- plain requests -------------------------------------------------------------------------
+
+    def _plain(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        *,
+        end: float | None,
+        query: str = "",
+        body: Body | None = None,
+        payload: str = botocore.auth.EMPTY_SHA256_HASH,
+    ) -> Answer | None:
+        """The answer if it is a success; None where plain requests cannot be made."""
+        bucket, _, name = path.partition("/")
+        address = self._address(bucket)
+        if address is None:
+            return None
+        _in_time(end)
+        request = botocore.awsrequest.AWSRequest(
+            method=method,
+            url=f"{address.url}{quote(name, safe='/~')}{query}",
+            headers={"User-Agent": self._agent, "Accept-Encoding": "identity", **headers},
+            data=body,
+            stream_output=True,
+        )
+        if address.region is not None and self._credentials is not None:
+            request.context["payload"] = payload
+            # Frozen: a renewal between two of its fields would tear them apart.
+            frozen = self._credentials.get_frozen_credentials()
+            _Signer(frozen, "s3", address.region).add_auth(request)
+        told = self._http.send(request.prepare())
+        answer = Answer(told.raw, status=told.status_code, headers=told.headers, end=end)
+        if 200 <= answer.status < 300:
+            return answer
+        with answer:
+            data = b""
+            while len(data) < _MOST_TOLD and (chunk := answer.read()):
+                data += chunk
+        found = _CODE.search(data)
+        raise S3Refusal(answer.status, found.group(1).decode() if found else "")
+
+    def _address(self, bucket: str) -> _Address | None:
+        if bucket not in self._addresses:
+            with self._guard:
+                if bucket not in self._addresses:
+                    self._addresses[bucket] = self._ask_for_address(bucket)
+        return self._addresses[bucket]
+
+    def _ask_for_address(self, bucket: str) -> _Address | None:
+        """What botocore's client would do, without doing it."""
+        seen: list[Any] = []
+
+        def stop(request: Any, **_: Any) -> None:
+            seen.append(request)
+            raise _Seen
+
+        events = self.api.meta.events
+        events.register_first("before-send.s3.GetObject", stop)
+        try:
+            self.api.get_object(Bucket=bucket, Key="x")
+        except _Seen:
+            pass
+        finally:
+            events.unregister("before-send.s3.GetObject", stop)
+        request = seen[0]
+        if self._http is None:
+            self._http = botocore.httpsession.URLLib3Session(
+                verify=self._session.get_config_variable("ca_bundle")
+                or os.environ.get("REQUESTS_CA_BUNDLE")
+                or True,
+                proxies=botocore.utils.get_environ_proxies(request.url),
+                timeout=self._timeout,
+                max_pool_connections=64,
+            )
+        if not request.url.endswith("/x"):
+            return None
+        url = request.url.removesuffix("x")
+        signed = request.headers.get("Authorization")
+        if signed is None:
+            return _Address(url, None)
+        scope = _SCOPE.match(signed.decode() if isinstance(signed, bytes) else str(signed))
+        if scope is None or "x-amz-s3session-token" in request.headers:
+            return None
+        return _Address(url, scope.group(1))
+
+
+def _in_time(end: float | None) -> None:
+    if end is not None and time.monotonic() > end:
+        raise TimeoutError

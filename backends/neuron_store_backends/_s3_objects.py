@@ -1,0 +1,226 @@
+"""Objects in a bucket, in the threads that want them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from neuron_store.errors import TierError
+from neuron_store_backends._crew import crew
+from neuron_store_backends._objects import PIECE, Blob, Objects, Stored
+from neuron_store_backends._s3_errors import NO_UPLOAD, classify
+from neuron_store_backends._s3_receiving import Incoming, Reader
+from neuron_store_backends._streaming import Outgoing
+from neuron_store_backends._trouble import Missing, Trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from neuron_store.artifact import ArtifactFile
+    from neuron_store_backends._options import Times
+    from neuron_store_backends._s3_client import S3Client
+
+__all__ = ["S3Objects"]
+
+
+class S3Objects(Objects):
+    """Objects in a bucket, through botocore.
+
+    Args:
+        location, root, times: as `Objects`.
+        place: the fields of `S3Options`.
+    """
+
+    def __init__(self, location: str, root: str, times: Times, **place: Any) -> None:
+        super().__init__(location, root, times)
+        self._place = place
+
+    def _connect(self) -> S3Client:
+        from neuron_store_backends._s3_client import (  # noqa: PLC0415  (the extra; it takes time)
+            S3Client,
+            S3Options,
+        )
+
+        return S3Client(S3Options(**self._place), self.times)
+
+    def classify(self, error: BaseException) -> Trouble:
+        return classify(error)
+
+    # -- small requests -------------------------------------------------------------------------
+
+    def _read(self, path: str, limit: int, key: str | None) -> Blob:
+        def make(client: S3Client, end: float | None) -> Blob:
+            data = bytearray()
+            with client.get(path, end=end) as answer:
+                while len(data) <= limit and (chunk := answer.read()):
+                    data += chunk
+                return Blob(bytes(data[: limit + 1]), answer.version)
+
+        return self.tries("read", make, key=key, seconds=self.times.timeout)
+
+    def _create_if_absent(self, path: str, data: bytes, key: str | None) -> None:
+        self._put("create", path, data, ("IfNoneMatch", "*"), key)
+
+    def _replace_if_same(self, path: str, data: bytes, version: str, key: str | None) -> None:
+        self._put("replace", path, data, ("IfMatch", version), key)
+
+    def _put(
+        self, operation: str, path: str, data: bytes, condition: tuple[str, str], key: str | None
+    ) -> None:
+        digest = hashlib.sha256(data).hexdigest()
+
+        def make(client: S3Client, end: float | None) -> None:
+            client.put(path, data, end=end, sha256=digest, condition=condition)
+
+        self.tries(operation, make, key=key, seconds=self.times.timeout)
+
+    def _listing(self, prefix: str, key: str | None, seconds: float) -> Mapping[str, Stored]:
+        bucket, _, name = prefix.partition("/")
+
+        def make(client: S3Client, _end: float | None) -> Mapping[str, Stored]:
+            pages = client.api.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=name + "/"
+            )
+            return {
+                f"{bucket}/{found['Key']}": Stored(found["Size"], found["LastModified"].timestamp())
+                for page in pages
+                for found in page.get("Contents", ())
+            }
+
+        return self.tries("list", make, key=key, seconds=seconds)
+
+    def _delete(self, path: str, key: str | None) -> None:
+        self._call("delete", "delete_object", key, self.times.timeout, **_where(path))
+
+    def _call(
+        self, operation: str, method: str, key: str | None, seconds: float, **arguments: Any
+    ) -> Any:
+        """A request by botocore's own client."""
+
+        def make(client: S3Client, _end: float | None) -> Any:
+            return getattr(client.api, method)(**arguments)
+
+        return self.tries(operation, make, key=key, seconds=seconds)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def open(self, path: str, size: int, *, key: str) -> BinaryIO:
+        return cast("BinaryIO", Reader(self, path, size, key))
+
+    def receive(
+        self, targets: Sequence[tuple[str, ArtifactFile]], into: Path, *, key: str
+    ) -> Sequence[ArtifactFile]:
+        # Large ones first, so that the last to arrive is not the longest.
+        order = sorted(targets, key=lambda target: -target[1].size)
+        files = [Incoming(self, path, file, into, key) for path, file in order]
+        try:
+            tasks = [task for file in files for task in file.tasks()]
+            crew().share(tasks, max((min(f.size, PIECE) for _, f in targets), default=0))
+            done = {file.file.name: file.finish() for file in files}
+        finally:
+            for file in files:
+                file.close()
+        return [done[file.name] for _, file in targets]
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def send(self, targets: Sequence[tuple[str, ArtifactFile]], source: Path, *, key: str) -> None:
+        small = [target for target in targets if target[1].size <= PIECE]
+
+        def task(path: str, file: ArtifactFile) -> Callable[[], None]:
+            def put() -> None:
+                with Outgoing(source, file, key) as outgoing:
+                    data = outgoing.piece(0, max(file.size, 1))
+                    digest = outgoing.finish()
+                self._put_payload(path, data, digest, key)
+
+            return put
+
+        crew().share(
+            [task(path, file) for path, file in small],
+            max((file.size for _, file in small), default=0),
+        )
+        for path, file in targets:
+            if file.size > PIECE:
+                self._send_in_parts(path, file, source, key)
+
+    def _put_payload(
+        self,
+        path: str,
+        data: bytes,
+        sha256: str | None,
+        key: str,
+        part: tuple[str, int] | None = None,
+    ) -> str:
+        def make(client: S3Client, end: float | None) -> str:
+            return client.put(path, data, end=end, part=part, sha256=sha256)
+
+        try:
+            return self.tries("upload", make, key=key, seconds=self.times.stall_timeout)
+        except Missing as error:
+            raise self.no_place("upload", key) from error
+
+    def _send_in_parts(self, path: str, file: ArtifactFile, source: Path, key: str) -> None:
+        where, seconds = _where(path), self.times.stall_timeout
+        started = self._call("upload", "create_multipart_upload", key, seconds, **where)
+        where["UploadId"] = started["UploadId"]
+        # S3 takes 10,000 parts at most.
+        length = max(PIECE, -(-file.size // 10_000))
+        tags: dict[int, str] = {}
+
+        def task(number: int) -> Callable[[], None]:
+            def send() -> None:
+                data = outgoing.piece(number, length)
+                tags[number] = self._put_payload(
+                    path, data, None, key, part=(where["UploadId"], number + 1)
+                )
+
+            return send
+
+        try:
+            with Outgoing(source, file, key) as outgoing:
+                crew().share([task(n) for n in range(-(-file.size // length))], length)
+                outgoing.finish()
+            parts = [{"PartNumber": n + 1, "ETag": tags[n]} for n in sorted(tags)]
+            self._complete(path, file.size, parts, where, key)
+        except BaseException:
+            # Parts that stay behind cost money and are seen by nobody.
+            self._abort(where)
+            raise
+
+    def _complete(
+        self,
+        path: str,
+        size: int,
+        parts: list[dict[str, Any]],
+        where: Mapping[str, str],
+        key: str,
+    ) -> None:
+        try:
+            self._call(
+                "upload",
+                "complete_multipart_upload",
+                key,
+                self.times.stall_timeout,
+                MultipartUpload={"Parts": parts},
+                **where,
+            )
+        except TierError as error:
+            # It ended well and the reply was lost; or a rival's of the same bytes did.
+            if not error.reason.startswith(NO_UPLOAD):
+                raise
+            found = self.listing(path.rsplit("/", 1)[0], key=key)
+            if path not in found or found[path].size != size:
+                raise
+
+    def _abort(self, where: Mapping[str, str]) -> None:
+        try:
+            self.handle().api.abort_multipart_upload(**where)
+        except Exception:  # noqa: BLE001, S110  (the first error is the one to tell)
+            pass
+
+
+def _where(path: str) -> dict[str, str]:
+    bucket, _, name = path.partition("/")
+    return {"Bucket": bucket, "Key": name}

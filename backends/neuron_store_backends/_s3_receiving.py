@@ -1,0 +1,222 @@
+"""Bytes from S3: a file in concurrent ranges written in place, or an object as a stream."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neuron_store.errors import ArtifactCorrupt, TierError
+from neuron_store.steps import step
+from neuron_store.streams import create_file
+from neuron_store_backends._attempts import Attempts
+from neuron_store_backends._objects import PIECE
+from neuron_store_backends._streaming import InOrder
+from neuron_store_backends._trouble import Missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from neuron_store.artifact import ArtifactFile
+    from neuron_store_backends._objects import Objects
+    from neuron_store_backends._s3_client import Answer, S3Client
+
+__all__ = ["Incoming", "Reader"]
+
+
+class Incoming:
+    """One file that is fetched, in concurrent ranges written in place."""
+
+    def __init__(
+        self, objects: Objects, path: str, file: ArtifactFile, into: Path, key: str
+    ) -> None:
+        self._objects = objects
+        self._path = path
+        self._key = key
+        self._into = into
+        self._digest = InOrder()
+        self._descriptor: int | None = None
+        self._guard = threading.Lock()
+        self.file = file
+
+    def tasks(self) -> list[Callable[[], None]]:
+        """One for each piece; one at least."""
+        count = max(1, -(-self.file.size // PIECE))
+
+        def task(number: int) -> Callable[[], None]:
+            def fetch() -> None:
+                try:
+                    self._fetch(number)
+                except BaseException:
+                    self._digest.give_up()
+                    raise
+
+            return fetch
+
+        return [task(number) for number in range(count)]
+
+    def _fetch(self, number: int) -> None:
+        step("conditional.receive")
+        start = number * PIECE
+        stop = min(start + PIECE, self.file.size)
+        descriptor = self._open()
+        if stop == start:
+            return
+
+        def make(client: S3Client, end: float | None) -> list[bytes]:
+            chunks, at = [], start
+            span = (start, stop) if self.file.size > PIECE else None
+            with self._asked(client, span, end) as answer:
+                while chunk := answer.read():
+                    at += len(chunk)
+                    if at > stop:
+                        raise self._corrupt(f"more than {self.file.size}")
+                    chunks.append(chunk)
+            return chunks
+
+        try:
+            chunks = self._objects.tries(
+                "read", make, key=self._key, seconds=self._objects.times.stall_timeout
+            )
+        except Missing as error:
+            raise Missing(self._path) from error
+        size = sum(map(len, chunks))
+        if size != stop - start:
+            raise self._corrupt(f"{start + size} of {self.file.size}")
+        at = start
+        for chunk in chunks:
+            _write_at(descriptor, chunk, at)
+            at += len(chunk)
+        self._digest.add(number, chunks)
+
+    def _asked(self, client: S3Client, span: tuple[int, int] | None, end: float | None) -> Answer:
+        answer = client.get(self._path, end=end, span=span)
+        if span is not None and answer.status != 206 and (answer.length or 0) > span[1] - span[0]:
+            with answer:
+                raise TierError(
+                    self._objects.location,
+                    "read",
+                    "the server ignores Range and sends whole objects; it cannot be used",
+                    key=self._key,
+                )
+        return answer
+
+    def _open(self) -> int:
+        with self._guard:
+            if self._descriptor is None:
+                target = self._into / self.file.name
+                if "/" in self.file.name:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = create_file(target)
+            return self._descriptor
+
+    def _corrupt(self, what: str) -> ArtifactCorrupt:
+        return ArtifactCorrupt(
+            self._key, self._objects.location, f"{self.file.name} has {what} bytes"
+        )
+
+    def finish(self) -> ArtifactFile:
+        """The file with its digest; raises `ArtifactCorrupt` when that is not the record's."""
+        digest = self._digest.hexdigest()
+        if self.file.sha256 is not None and digest != self.file.sha256:
+            raise ArtifactCorrupt(
+                self._key,
+                self._objects.location,
+                f"{self.file.name} has sha256 {digest}, the record says {self.file.sha256}",
+            )
+        return attrs.evolve(self.file, sha256=digest)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+class Reader(io.RawIOBase):
+    """An object as a stream over one connection; taken up again where it broke."""
+
+    def __init__(self, objects: Objects, path: str, size: int, key: str) -> None:
+        super().__init__()
+        self._objects = objects
+        self._path = path
+        self._size = size
+        self._key = key
+        self._at = 0
+        self._chunk = memoryview(b"")
+        self._answer: Answer | None = None
+        self._attempts = self._afresh()
+        self._ended = size == 0
+        if size:
+            self._next()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any, /) -> int:
+        if not self._chunk and not self._ended:
+            self._next()
+        view = memoryview(target).cast("B")
+        count = min(len(view), len(self._chunk))
+        view[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        return count
+
+    def _afresh(self) -> Attempts:
+        return Attempts(
+            self._objects, "read", key=self._key, seconds=self._objects.times.stall_timeout
+        )
+
+    def _next(self) -> None:
+        try:
+            data = self._read()
+        except Missing:
+            if not self._at:
+                raise
+            raise TierError(
+                self._objects.location, "read", f"{self._path} vanished while read", key=self._key
+            ) from None
+        # No more than the record says: the digest would not be its own.
+        data = data[: self._size - self._at]
+        before, self._at = self._at, self._at + len(data)
+        if before // PIECE != self._at // PIECE:
+            self._attempts = self._afresh()
+        self._ended = not data or self._at == self._size
+        self._chunk = memoryview(data)
+
+    def _read(self) -> bytes:
+        while True:
+            try:
+                if self._answer is None:
+                    span = (self._at, self._size) if self._at else None
+                    self._answer = self._objects.handle().get(
+                        self._path, end=self._attempts.end, span=span
+                    )
+                return self._answer.read()
+            except TierError:
+                raise
+            except Exception as error:  # noqa: BLE001  (classified)
+                self._drop(error)
+                pause = self._attempts.failed(error)
+            time.sleep(pause)
+
+    def _drop(self, error: BaseException | None = None) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.__exit__(type(error) if error else None, error, None)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._drop()
+        super().close()
