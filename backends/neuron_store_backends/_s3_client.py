@@ -35,6 +35,7 @@ __all__ = ["Answer", "Body", "S3Client", "S3Options", "S3Refusal"]
 
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/([A-Za-z0-9-]+)/s3/aws4_request,")
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9.]{1,60})\s*</Code>")
+_REGION = re.compile(r"[a-z0-9-]{4,40}")
 _UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 _MOST_TOLD = 64 << 10
 _CHUNK = 256 << 10
@@ -148,36 +149,38 @@ class S3Client:
 
     def __init__(self, options: S3Options, times: Times) -> None:
         self._options = options
+        self._times = times
         self._session = botocore.session.Session(profile=options.profile)
+        self.api = self._make(options.region)
+        """botocore's own, for everything that is neither GET nor PUT."""
+        self._credentials = None if options.anon else self._session.get_credentials()
+        self._agent = self._session.user_agent()
+        self._http: Any = None
+        self._addresses: dict[str, _Address | None] = {}
+        self._guard = threading.Lock()
+
+    def _make(self, region: str | None) -> Any:
         config: dict[str, Any] = {
-            "connect_timeout": times.connect_timeout,
-            "read_timeout": times.read_timeout,
+            "connect_timeout": self._times.connect_timeout,
+            "read_timeout": self._times.read_timeout,
             "max_pool_connections": 32,
             # Deadlines and back-off are `Objects.tries`'s; below it they would multiply.
             "retries": {"total_max_attempts": 1},
-            "s3": {"addressing_style": options.addressing_style},
+            "s3": {"addressing_style": self._options.addressing_style},
         }
-        if options.anon:
+        if self._options.anon:
             config["signature_version"] = UNSIGNED
-        if options.endpoint_url:
+        if self._options.endpoint_url:
             # Many servers do not know the checksums that botocore adds by default; digests of our
             # own are checked end to end.
             config["request_checksum_calculation"] = "when_required"
             config["response_checksum_validation"] = "when_required"
-        self.api = self._session.create_client(
+        return self._session.create_client(
             "s3",
-            region_name=options.region,
-            endpoint_url=options.endpoint_url,
+            region_name=region,
+            endpoint_url=self._options.endpoint_url,
             config=botocore.config.Config(**config),
         )
-        """botocore's own, for everything that is neither GET nor PUT."""
-        # Without it the answer to the first request would be waited for in vain.
-        self._credentials = None if options.anon else self._session.get_credentials()
-        self._agent = self._session.user_agent()
-        self._timeout = (times.connect_timeout, times.read_timeout)
-        self._http: Any = None
-        self._addresses: dict[str, _Address | None] = {}
-        self._guard = threading.Lock()
 
     def get(self, path: str, *, end: float | None, span: tuple[int, int] | None = None) -> Answer:
         """An object, or its bytes [start, stop) of `span`.
@@ -290,8 +293,23 @@ class S3Client:
             data = b""
             while len(data) < _MOST_TOLD and (chunk := answer.read()):
                 data += chunk
+        region = told.headers.get("x-amz-bucket-region")
+        if region and answer.status in {301, 400} and self._moved(address, region):
+            raise S3Refusal(answer.status, "TemporaryRedirect")
         found = _CODE.search(data)
         raise S3Refusal(answer.status, found.group(1).decode() if found else "")
+
+    def _moved(self, address: _Address, region: str) -> bool:
+        """Turn to the region where S3 says that the bucket is; whether that is another one."""
+        chosen = self._options.endpoint_url or self._options.region
+        if chosen or not address.region or not _REGION.fullmatch(region):
+            return False
+        with self._guard:
+            if region == address.region:
+                return False
+            self.api = self._make(region)
+            self._addresses.clear()
+            return True
 
     def _address(self, bucket: str) -> _Address | None:
         if bucket not in self._addresses:
@@ -323,7 +341,7 @@ class S3Client:
                 or os.environ.get("REQUESTS_CA_BUNDLE")
                 or True,
                 proxies=botocore.utils.get_environ_proxies(request.url),
-                timeout=self._timeout,
+                timeout=(self._times.connect_timeout, self._times.read_timeout),
                 max_pool_connections=64,
             )
         if not request.url.endswith("/x"):

@@ -93,6 +93,15 @@ _BY_CLIENT = {
     "SSLError": tls_trouble(),
 }
 _BROKEN = Trouble(Kind.TRANSIENT, "the connection broke, or a body was cut short", errno.ECONNRESET)
+_BROKEN_NAMES = frozenset(
+    {
+        "ClientError",
+        "HTTPClientError",
+        "IncompleteReadError",
+        "ProtocolError",
+        "ResponseParserError",
+    }
+)
 _NO_ENDPOINT = Trouble(
     Kind.UNREACHABLE, "cannot connect; check the endpoint, and that the server runs"
 )
@@ -104,17 +113,17 @@ def classify(error: BaseException) -> Trouble:
         response = getattr(each, "response", None)
         if isinstance(response, dict) and "Error" in response:
             return _answered(response)
-    for each in chain(error):
-        for base in type(each).__mro__:
-            if base.__name__ in _BY_CLIENT:
-                return _BY_CLIENT[base.__name__]
+    names = [base.__name__ for each in chain(error) for base in type(each).__mro__]
+    if "EndpointConnectionError" in names:
+        # Before the table: urllib3's own error below it counts itself among the time-outs.
+        return network_trouble(error) or _NO_ENDPOINT
+    for name in names:
+        if name in _BY_CLIENT:
+            return _BY_CLIENT[name]
     trouble = network_trouble(error)
     if trouble is not None:
         return trouble
-    names = {base.__name__ for each in chain(error) for base in type(each).__mro__}
-    if "EndpointConnectionError" in names:
-        return _NO_ENDPOINT
-    if names & {"HTTPClientError", "ClientError", "IncompleteReadError", "ResponseParserError"}:
+    if not _BROKEN_NAMES.isdisjoint(names):
         return _BROKEN
     return Trouble(Kind.FATAL, f"unexpected {type(error).__name__}")
 
