@@ -174,7 +174,8 @@ def dump_record(artifact: Artifact, inline: Mapping[str, bytes] | None = None) -
         record["inline"] = {
             name: base64.b64encode(data).decode("ascii") for name, data in inline.items()
         }
-    return json.dumps(record, indent=1, sort_keys=True).encode()
+    # Without `indent`: with it, the standard library encodes in Python, 20 times slower.
+    return json.dumps(record, sort_keys=True).encode()
 
 
 def load_record(data: bytes, *, key: str, source: str) -> tuple[Artifact, Mapping[str, bytes]]:

@@ -323,7 +323,7 @@ class TestTierUrls:
 
     def test_a_missing_extra_says_what_to_install(self):
         code = (
-            "import sys; sys.modules['s3fs'] = None\n"
+            "import sys; sys.modules['botocore'] = None\n"
             "from neuron_store import MissingExtra\n"
             "from neuron_store.registry import open_tier\n"
             "try:\n    open_tier('s3://b/p').find('a')\n"

@@ -85,7 +85,7 @@ class S3Store(ConditionalStore):
 
         Raises:
             ConfigError: an option is unknown or cannot be used.
-            MissingExtra: s3fs is not installed.
+            MissingExtra: botocore is not installed.
         """
         options = url.checked_options(_OPTIONS)
         where = f"tier {url.location}"

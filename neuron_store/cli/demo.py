@@ -31,7 +31,7 @@ _NEEDS = {
     "iree.compiler": "iree-base-compiler",
     "iree.runtime": "iree-base-runtime",
     "numpy": "numpy",
-    "s3fs": "s3fs",
+    "botocore": "botocore",
     "moto": "moto",
     "flask": "moto[server]",
 }

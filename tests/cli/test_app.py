@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy():
     loaded = set(result.stderr.split())
     assert "neuron_store.cli.app" in loaded
     assert "neuron_store.cli.demo" not in loaded
-    heavy = {"rich", "fsspec", "s3fs", "cattrs", "filelock", "numpy", "neuron_store_backends"}
+    heavy = {"rich", "fsspec", "botocore", "cattrs", "filelock", "numpy", "neuron_store_backends"}
     assert not heavy & loaded
     assert "neuron_store.settings" not in loaded
 

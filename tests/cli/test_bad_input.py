@@ -27,7 +27,7 @@ class TestSettings:
         refused(command("--tier", "ftp://host/x", "ls"), "'ftp'", "known: abfs, az, ", "install")
 
     @pytest.mark.parametrize(
-        ("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("az", "adlfs", "azure")]
+        ("scheme", "package", "extra"), [("s3", "botocore", "s3"), ("az", "adlfs", "azure")]
     )
     def test_missing_extra(self, command, tmp_path, scheme, package, extra):
         # As on a machine without it: importing it fails, and it is found nowhere.

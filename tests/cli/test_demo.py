@@ -16,7 +16,7 @@ from neuron_store.cli.app import app
 from neuron_store.demo import scenario
 from neuron_store.demo.processes import Child, DemoFailed, clean_environment, gather
 
-NEEDS = ["iree.compiler", "s3fs", "moto", "flask"]
+NEEDS = ["iree.compiler", "botocore", "moto", "flask"]
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def test_promote_to_a_read_only_tier_is_a_matter_of_settings(command, put, place
 
 
 def test_doctor_without_the_extra_is_a_matter_of_settings(command, places, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['s3fs'] = None")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['botocore'] = None")
     options = ["--local", places.local, "--tier", "s3://bucket/x"]
     result = command(*options, "doctor", env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 2

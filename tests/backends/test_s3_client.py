@@ -1,0 +1,164 @@
+"""Requests that are made without botocore's client, and where it is left to it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from neuron_store.abc import Publication
+from neuron_store.errors import TierError
+from neuron_store_backends import _s3_client
+from neuron_store_backends._options import Times
+from neuron_store_backends._s3_client import S3Client, S3Options
+from tests.backends.cases import CONTENTS, contents_of, fill
+from tests.servers.faults import FaultProxy
+
+
+@pytest.fixture
+def large(source):
+    return fill(source, {"graph_k.neff": os.urandom(1000) * 20_000, "empty": b""}, "k")
+
+
+def test_what_is_signed_by_the_signer_is_taken_by_a_server_that_checks_it(
+    seaweed_url, aws, artifact, source, into
+):
+    from tests.backends.places import S3Place
+    from tests.servers.seaweed import client
+
+    place = S3Place(client(seaweed_url), seaweed_url, bucket="warm-up")
+    for number, part in enumerate(("plain", "with space", "ä+&=?#%", "~tilde'()*")):
+        place.prefix = f"{place.top}{part}"
+        assert place.store().publish(artifact, source) is Publication.CREATED
+        (into / str(number)).mkdir()
+        place.store().fetch("k", into / str(number))
+        assert contents_of(into / str(number)) == CONTENTS
+        assert "index/k.json" in place.paths()
+
+
+def test_a_wrong_secret_is_told_by_a_server_that_checks_it(seaweed_url, aws, monkeypatch):
+    from neuron_store_backends.s3 import S3Store
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(TierError, match="does not match its secret"):
+        S3Store("warm-up/p", endpoint_url=seaweed_url).find("k")
+
+
+def test_where_plain_requests_cannot_be_made_the_client_makes_them(
+    s3_place, monkeypatch, large, source, into
+):
+    monkeypatch.setattr(S3Client, "_ask_for_address", lambda *_: None)
+    assert s3_place.store().publish(large, source) is Publication.CREATED
+    assert s3_place.store().publish(large, source) is Publication.PRESENT
+    s3_place.store().fetch("k", into)
+    assert contents_of(into) == contents_of(source)
+    assert s3_place.store().find("none") is None
+    with s3_place.store().open_file("k", "graph_k.neff") as stream:
+        assert stream.read() == (source / "graph_k.neff").read_bytes()
+
+
+def test_no_request_is_sent_to_learn_how_to_address_an_object(s3_place, moto):
+    moto.faults.log.clear()
+    s3_place.store().find("k")
+    assert len(moto.faults.log) == 1
+
+
+def test_a_bucket_in_another_region_is_found_there(s3_place, monkeypatch, artifact, source):
+    s3_place.store().publish(artifact, source)
+    with FaultProxy(s3_place.url) as proxy:
+        # Not the URL's option: what the user chose is not overruled.
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        proxy.faults.add(
+            "answer",
+            status="301 Moved Permanently",
+            headers={"x-amz-bucket-region": "eu-north-1"},
+            body=b"<Error><Code>PermanentRedirect</Code></Error>",
+        )
+        store = s3_place.store()
+        store = type(store)(store.objects.root, addressing_style="path")
+        assert store.find("k") is not None
+        client = store.objects.handle()
+        assert client.api.meta.region_name == "eu-north-1"
+        assert client._addresses[s3_place.bucket].region == "eu-north-1"
+
+
+@pytest.mark.parametrize("options", [{"region": "us-east-1"}, {}])
+def test_a_region_or_an_endpoint_that_was_chosen_is_not_overruled(s3_place, monkeypatch, options):
+    with FaultProxy(s3_place.url) as proxy:
+        if options:
+            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        else:
+            options = {"endpoint_url": proxy.url}
+        proxy.faults.add(
+            "answer",
+            times=99,
+            status="301 Moved Permanently",
+            headers={"x-amz-bucket-region": "eu-north-1"},
+            body=b"<Error><Code>PermanentRedirect</Code></Error>",
+        )
+        store = type(s3_place.store())(f"{s3_place.bucket}/p", addressing_style="path", **options)
+        with pytest.raises(TierError, match="another region"):
+            store.find("k")
+
+
+def test_a_region_that_is_no_name_is_not_turned_to(s3_place, monkeypatch):
+    with FaultProxy(s3_place.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        proxy.faults.add(
+            "answer",
+            times=99,
+            status="301 Moved Permanently",
+            headers={"x-amz-bucket-region": "evil.example/x#"},
+            body=b"<Error><Code>PermanentRedirect</Code></Error>",
+        )
+        store = type(s3_place.store())(f"{s3_place.bucket}/p", addressing_style="path")
+        with pytest.raises(TierError, match="another region"):
+            store.find("k")
+
+
+def test_a_broken_range_is_asked_for_again_and_the_rest_is_not(s3_place, moto, large, source, into):
+    s3_place.store().publish(large, source)
+    rule = moto.faults.add("truncate", method="GET", path="/payload/", skip=1)
+    moto.faults.log.clear()
+    s3_place.store().fetch("k", into)
+    assert rule.times == 0
+    assert contents_of(into) == contents_of(source)
+    # The record; three ranges of 8 MiB, one of them twice.
+    assert [method for method, _ in moto.faults.log] == ["GET"] * 5
+
+
+def test_a_stream_is_taken_up_where_it_broke(s3_place, moto, large, source):
+    s3_place.store().publish(large, source)
+    rule = moto.faults.add("truncate", method="GET", path="/payload/")
+    with s3_place.store().open_file("k", "graph_k.neff") as stream:
+        assert stream.read() == (source / "graph_k.neff").read_bytes()
+    assert rule.times == 0
+
+
+def test_an_upload_is_in_parts_and_each_broken_one_is_sent_again(
+    s3_place, moto, large, source, into
+):
+    rule = moto.faults.add("drop", method="PUT", path="partNumber=2")
+    s3_place.store().publish(large, source)
+    assert rule.times == 0
+    assert s3_place.dangling() == []
+    s3_place.store().fetch("k", into)
+    assert contents_of(into) == contents_of(source)
+
+
+def test_a_trickling_upload_is_bounded_by_silence_and_not_by_its_length(s3_place):
+    body = _s3_client.Body(bytes(1 << 20), end=None)
+    sizes = []
+    while chunk := body.read(16):
+        sizes.append(len(chunk))
+    assert sizes == [256 << 10] * 4
+
+
+def test_a_deadline_that_is_over_ends_a_body():
+    with pytest.raises(TimeoutError):
+        _s3_client.Body(b"x", end=0.0).read()
+
+
+def test_the_options_show_no_credentials(aws):
+    client = S3Client(S3Options(), Times())
+    assert "testing" not in f"{client!r}{client.__dict__['_options']!r}"
