@@ -1,0 +1,129 @@
+"""The S3 tier against the other ways to move files to and from S3, on one server in one run.
+
+    make bench ARGS='-k s3 -s'
+
+The server is SeaweedFS, a real one, on the same cores: so CPU that an engine saves is speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers.moto import CREDENTIALS
+from tests.servers.seaweed import client, seaweed
+
+pytestmark = [pytest.mark.bench, pytest.mark.slow]
+
+SHAPES = {"512 MiB": [512 << 20], "200 x 256 KiB": [256 << 10] * 200}
+ROUNDS = 3
+PROGRAMS = ("neuron_store", "boto3", "s3fs", "obstore", "rclone", "aws")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seaweed")
+    for name, value in CREDENTIALS.items():
+        os.environ[name] = value
+    with seaweed(folder) as url:
+        client(url).create_bucket(Bucket="bench")
+        yield url
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory):
+    """The AWS command, in an environment of its own: it wants one exact botocore."""
+    folder = tmp_path_factory.mktemp("aws")
+    uv = Path(sys.executable).parent / "uv"
+    python = str(folder / "venv" / "bin" / "python")
+    for command in (
+        [uv, "venv", "-q", "-p", sys.executable, folder / "venv"],
+        [uv, "pip", "install", "-q", "-p", python, "awscli"],
+    ):
+        if subprocess.run([str(c) for c in command], check=False).returncode:
+            return None
+    return str(folder / "venv" / "bin" / "aws")
+
+
+def measure(engine, operation, folder, url, name, **env):
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.s3_engines", engine, operation, folder, url, name],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, **env},
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_s3_engines(tmp_path, server, aws, shape):
+    """Bar: as fast as the fastest (0.9 of obstore's speed), at 1.2 times the least CPU."""
+    source = tmp_path / "source"
+    source.mkdir()
+    block = os.urandom(1 << 20)
+    record = []
+    for number, size in enumerate(SHAPES[shape]):
+        head = number.to_bytes(8, "big")
+        data = (head + block * (size // len(block) + 1))[:size]
+        (source / f"f{number:03}").write_bytes(data)
+        record.append(
+            {
+                "name": f"f{number:03}",
+                "size": size,
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+        )
+        del data
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    env = {"BENCH_RECORD": str(tmp_path / "record.json"), "BENCH_AWS": aws or ""}
+    engines = [e for e in PROGRAMS if e != "aws" or aws]
+    found = {(e, o): [] for e in engines for o in ("put", "get")}
+    # Rounds inside out, so that what else the machine does meets all of them.
+    for turn in range(ROUNDS):
+        for engine in engines:
+            name = f"{engine}-{turn}-{len(record)}"
+            found[engine, "put"].append(measure(engine, "put", source, server, name, **env))
+            into = tmp_path / "into"
+            into.mkdir()
+            found[engine, "get"].append(measure(engine, "get", into, server, name, **env))
+            assert len(list(into.iterdir())) == len(record)
+            shutil.rmtree(into)
+            remove(server, name)
+    mib = sum(SHAPES[shape]) / (1 << 20)
+    median = {
+        case: {k: statistics.median(r[k] for r in rows) for k in rows[0]}
+        for case, rows in found.items()
+    }
+    print(f"\n{shape}: medians of {ROUNDS}")
+    for operation in ("put", "get"):
+        for engine in engines:
+            m = median[engine, operation]
+            print(
+                f"  {operation} {engine:13} {mib / m['seconds']:6.0f} MiB/s"
+                f" {m['cpu'] / mib * 1024:6.2f} s CPU a GiB {m['peak']:6.0f} MiB peak"
+            )
+    for operation in ("put", "get"):
+        mine = median["neuron_store", operation]
+        for engine in engines[1:]:
+            other = median[engine, operation]
+            share = other["seconds"] / mine["seconds"]
+            print(f"  {operation}: {share:.2f} times the speed of {engine}")
+
+
+def remove(url, name):
+    door = client(url)
+    pages = door.get_paginator("list_objects_v2").paginate(Bucket="bench", Prefix=name)
+    for key in [o["Key"] for page in pages for o in page.get("Contents", [])]:
+        door.delete_object(Bucket="bench", Key=key)
