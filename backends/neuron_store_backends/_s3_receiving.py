@@ -73,9 +73,11 @@ class Incoming:
             span = (start, stop) if self.file.size > PIECE else None
             with self._asked(client, span, end) as answer:
                 while chunk := answer.read():
-                    at += len(chunk)
-                    if at > stop:
+                    if at + len(chunk) > stop:
                         raise self._corrupt(f"more than {self.file.size}")
+                    # At once: whoever watches over a slow transfer sees it by the file.
+                    _write_at(descriptor, chunk, at)
+                    at += len(chunk)
                     chunks.append(chunk)
             return chunks
 
@@ -88,10 +90,6 @@ class Incoming:
         size = sum(map(len, chunks))
         if size != stop - start:
             raise self._corrupt(f"{start + size} of {self.file.size}")
-        at = start
-        for chunk in chunks:
-            _write_at(descriptor, chunk, at)
-            at += len(chunk)
         self._digest.add(number, chunks)
 
     def _asked(self, client: S3Client, span: tuple[int, int] | None, end: float | None) -> Answer:
