@@ -30,10 +30,10 @@ from neuron_store_backends._trouble import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
-__all__ = ["PIECE", "Blob", "Objects", "Stored"]
+__all__ = ["PIECE", "Blob", "Objects", "Stored", "Unfinished"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class Blob:
     data: bytes
     version: str
     """ETag or generation, as the store's own precondition wants it."""
+    modified: float | None = None
+    """Unix seconds by the store's clock; None where the answer does not say."""
 
 
 @attrs.frozen
@@ -57,6 +59,18 @@ class Stored:
     size: int
     modified: float | None
     """Unix seconds by the store's clock."""
+
+
+@attrs.frozen
+class Unfinished:
+    """An upload that was begun and neither completed nor aborted."""
+
+    path: str
+    id: str
+    started: float
+    """Unix seconds by the store's clock."""
+    size: int
+    """Bytes of the parts that are there."""
 
 
 class Objects(abc.ABC):
@@ -146,7 +160,35 @@ class Objects(abc.ABC):
     async def _remove(self, fs: Any, path: str) -> None:
         await fs._rm_file(path)  # noqa: SLF001  (fsspec's async side)
 
+    async def _unfinished(self, fs: Any, prefix: str) -> Sequence[Unfinished]:
+        """Uploads below the folder `prefix` that stay until somebody aborts them.
+
+        None where the store itself forgets them: Azure after a week, GCS too.
+        """
+        del fs, prefix
+        return ()
+
+    async def _abandon(self, fs: Any, upload: Unfinished) -> None:
+        """Abort one."""
+        raise NotImplementedError
+
     # -- requests -------------------------------------------------------------------------------
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        """Uploads below the folder `prefix` that nobody ended."""
+        try:
+            return self.run(lambda fs: self._unfinished(fs, prefix), "list", seconds=600.0)
+        except (Missing, Changed) as error:
+            raise self._no_place("list", None) from error
+
+    def abandon(self, upload: Unfinished) -> None:
+        """Abort one; nothing happens when it has ended meanwhile."""
+        try:
+            self.run(lambda fs: self._abandon(fs, upload), "delete")
+        except Missing:
+            pass
+        except Changed as error:
+            raise self._no_place("delete", None) from error
 
     def read(self, path: str, limit: int, *, key: str | None = None) -> Blob | None:
         """A small object whole, None when it is not there; `TierError` when it is too large."""

@@ -20,6 +20,7 @@ from neuron_store.steps import step
 from neuron_store.streams import digest_stream
 from neuron_store_backends._honesty import require_create, require_replace
 from neuron_store_backends._streaming import digest_source, open_source, read_source, upload
+from neuron_store_backends._sweeping import wait_for_sweep
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Publishing:
         self.artifact = attrs.evolve(artifact, write_id=new_write_id())
         self.inline: dict[str, bytes] = {}
         self.uploaded = False
+        self.began = time.monotonic()
 
     def run(self) -> Publication:
         """Publish; raises what `ArtifactStore.publish` says."""
@@ -171,16 +173,21 @@ class Publishing:
             )
 
     def _keep(self, lent: bool) -> None:
-        """After the commit: payload that was there before us may have been swept meanwhile."""
-        if lent:
-            found = self._list()
-            self._send(
-                {
-                    path: file
-                    for path, file in self._payload.items()
-                    if path not in found or found[path].size != file.size
-                }
-            )
+        """After the commit: payload that was there before us may have been swept meanwhile.
+
+        So may be what took us so long to upload that it counted as left behind.
+        """
+        if not lent and time.monotonic() - self.began < self.store.grace / 4:
+            return
+        step("conditional.keep")
+        found = wait_for_sweep(self.store, self.key)
+        self._send(
+            {
+                path: file
+                for path, file in self._payload.items()
+                if path not in found or found[path].size != file.size
+            }
+        )
 
     def _list(self) -> Mapping[str, Stored]:
         return self.objects.listing(self.store.payload_root(self.key), key=self.key)

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
     from neuron_store.artifact import Artifact, ArtifactFile
 
-__all__ = ["IN_FLIGHT", "ObjectReader", "checked_pieces", "open_source", "read_source", "upload"]
+__all__ = [
+    "IN_FLIGHT",
+    "ObjectReader",
+    "Vanished",
+    "checked_pieces",
+    "open_source",
+    "read_source",
+    "upload",
+]
 
 IN_FLIGHT = 8
 """Pieces in memory at once, over all files of one publish or one fetch: 64 MiB."""
@@ -144,6 +152,10 @@ async def upload(
         raise first from first.__cause__
 
 
+class Vanished(TierError):
+    """An object was removed between two pieces of it."""
+
+
 class ObjectReader(io.RawIOBase):
     """One object as a stream, read ahead in concurrent ranges that arrive in order.
 
@@ -210,7 +222,7 @@ class ObjectReader(io.RawIOBase):
         except Missing:
             if not self._begun:
                 raise
-            raise TierError(
+            raise Vanished(
                 self._objects.location, "read", f"{self._path} vanished while read", key=self._key
             ) from None
         self._begun = True

@@ -7,7 +7,10 @@ Below the tier's prefix:
   visible. Files of a few KiB travel inside it.
 * `payload/<key>/damaged`: a reader's word that a payload had wrong bytes of the right size, which
   no listing shows. The next publish checks every digest when it sees one.
+* `payload/<key>/sweeping`: somebody removes payload of this key that no record names; a publisher
+  that sees it after its commit waits until it is gone, and then looks what is missing.
 * `probe/<random>`: what `probe` and the check of the store's honesty write, and remove.
+* `gc/collector.json`: keeps a second collector out.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import hashlib
 import io
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -39,8 +41,8 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream, require_empty
-from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader
+from neuron_store.streams import copy_stream, empty_directory, require_empty
+from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader, Vanished
 from neuron_store_backends._trouble import Exists, Missing
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
+    from neuron_store.collector import Collector
     from neuron_store_backends._objects import Blob, Objects
 
 __all__ = ["GRACE", "ConditionalStore"]
@@ -56,6 +59,13 @@ _log = logging.getLogger(__name__)
 
 GRACE = 3600.0
 """Seconds for which a payload that no record names is left alone: its record may be on the way."""
+
+
+_ROUNDS = 4
+
+
+class _Exchanged(Exception):
+    """The artifact that is being read was removed. Internal: read anew, or not found."""
 
 
 class ConditionalStore(ArtifactStore):
@@ -97,6 +107,10 @@ class ConditionalStore(ArtifactStore):
         """Where a file is that does not travel in the record."""
         return f"{self.payload_root(key)}/{file.sha256}/{file.name}"
 
+    def sweep_path(self, key: str) -> str:
+        """Where somebody says that payload is being swept."""
+        return f"{self.payload_root(key)}/sweeping"
+
     def damage_path(self, key: str) -> str:
         """Where readers say that a payload was damaged."""
         return f"{self.payload_root(key)}/damaged"
@@ -108,56 +122,68 @@ class ConditionalStore(ArtifactStore):
         return found[0] if found is not None else None
 
     def open_file(self, key: str, name: str) -> BinaryIO:
-        found = self._record(check_key(key))
-        if found is None:
-            raise ArtifactNotFound(key, self.location)
-        artifact, inline = found
-        file = artifact.file(name)
-        if file is None:
-            raise ArtifactNotFound(key, f"{self.location} (it has no file {name!r})")
-        if name in inline:
-            return io.BytesIO(inline[name])
-        try:
-            return self.open_payload(key, file)
-        except Missing as error:
-            raise self._lost(key, file) from error
+        check_key(key)
+        for _ in range(_ROUNDS):
+            found = self._record(key)
+            if found is None:
+                break
+            artifact, inline = found
+            file = artifact.file(name)
+            if file is None:
+                raise ArtifactNotFound(key, f"{self.location} (it has no file {name!r})")
+            if name in inline:
+                return io.BytesIO(inline[name])
+            try:
+                return self.open_payload(key, file)
+            except Missing as error:
+                self._require_gone(artifact, file, error)
+        raise ArtifactNotFound(key, self.location)
 
     def fetch(self, key: str, into: Path) -> Artifact:
         check_key(key)
         require_empty(into)
-        found = self._record(key)
-        if found is None:
-            raise ArtifactNotFound(key, self.location)
-        artifact, inline = found
-        budget = threading.Semaphore(IN_FLIGHT)
+        for _ in range(_ROUNDS):
+            found = self._record(key)
+            if found is None:
+                break
+            artifact, inline = found
+            try:
+                return self._fetch(artifact, inline, into)
+            except _Exchanged:
+                # Deleted, and perhaps published again, while it was read: from the start.
+                empty_directory(into)
+            except ArtifactCorrupt:
+                self._note_damage(key)
+                raise
+            except NeuronStoreError:
+                raise
+            except OSError as error:
+                raise TierError(
+                    str(into), "write", error.strerror or "failed", key=key, code=error.errno
+                ) from error
+        raise ArtifactNotFound(key, self.location)
+
+    def _fetch(self, artifact: Artifact, inline: Mapping[str, bytes], into: Path) -> Artifact:
+        budget, key = threading.Semaphore(IN_FLIGHT), artifact.key
 
         def one(file: ArtifactFile) -> ArtifactFile:
-            stream: BinaryIO
-            if file.name in inline:
-                stream = io.BytesIO(inline[file.name])
-            else:
-                try:
+            try:
+                stream: BinaryIO
+                if file.name in inline:
+                    stream = io.BytesIO(inline[file.name])
+                else:
                     stream = self.open_payload(key, file, budget)
-                except Missing as error:
-                    raise self._lost(key, file) from error
-            with stream:
-                return copy_stream(stream, into, file, key=key, location=self.location)
+                with stream:
+                    return copy_stream(stream, into, file, key=key, location=self.location)
+            except (Missing, Vanished) as error:
+                self._require_gone(artifact, file, error)
+                raise _Exchanged from error
 
-        try:
-            # More threads than pieces would only wait for each other.
-            with ThreadPoolExecutor(min(IN_FLIGHT, len(artifact.files))) as pool:
-                # Large ones first, so that the last to arrive is not the longest.
-                order = sorted(artifact.files, key=lambda f: -f.size)
-                done = {f.name: f for f in pool.map(one, order)}
-        except ArtifactCorrupt:
-            self._note_damage(key)
-            raise
-        except NeuronStoreError:
-            raise
-        except OSError as error:
-            raise TierError(
-                str(into), "write", error.strerror or "failed", key=key, code=error.errno
-            ) from error
+        # More threads than pieces would only wait for each other.
+        with ThreadPoolExecutor(min(IN_FLIGHT, len(artifact.files))) as pool:
+            # Large ones first, so that the last to arrive is not the longest.
+            order = sorted(artifact.files, key=lambda f: -f.size)
+            done = {f.name: f for f in pool.map(one, order)}
         return attrs.evolve(artifact, files=tuple(done[f.name] for f in artifact.files))
 
     def verify(self, key: str) -> Artifact:
@@ -165,6 +191,10 @@ class ConditionalStore(ArtifactStore):
             return super().verify(key)
         except ArtifactCorrupt:
             self._note_damage(key)
+            raise
+        except Vanished:
+            if self.find(key) is None:
+                raise ArtifactNotFound(key, self.location) from None
             raise
 
     def path_of(self, key: str) -> Path | None:
@@ -216,11 +246,16 @@ class ConditionalStore(ArtifactStore):
                 raise InvalidRecord(f"in-line {file.name} has other bytes", source=self.location)
         return artifact, inline
 
-    def _lost(self, key: str, file: ArtifactFile) -> NeuronStoreError:
-        """The error for a payload that is not there: the artifact is gone, or it is damaged."""
-        if self.objects.read(self.index_path(key), MAX_RECORD_BYTES, key=key) is None:
-            return ArtifactNotFound(key, self.location)
-        return ArtifactCorrupt(key, self.location, f"{file.name} is named and not there")
+    def _require_gone(self, artifact: Artifact, file: ArtifactFile, cause: Exception) -> None:
+        """Payload is not there: fine when its record is not there either, or is another by now.
+
+        Raises:
+            ArtifactCorrupt: the record still names it.
+        """
+        now = self._record(artifact.key)
+        if now is not None and now[0].write_id == artifact.write_id:
+            reason = f"{file.name} is named and not there"
+            raise ArtifactCorrupt(artifact.key, self.location, reason) from cause
 
     def _note_damage(self, key: str) -> None:
         if self._read_only:
@@ -246,22 +281,32 @@ class ConditionalStore(ArtifactStore):
 
         Younger payload may be that of a publisher whose record is on its way; `gc` sweeps it.
         """
-        path = self.index_path(check_key(key))
-        if self.objects.read(path, MAX_RECORD_BYTES, key=key) is None:
-            return False
+        return self.take_away(check_key(key)) is not None
+
+    def take_away(self, key: str, *, since: float | None = None) -> int | None:
+        """As `delete`; bytes freed, None when there was nothing.
+
+        Args:
+            key: checked.
+            since: Unix seconds by the store's clock: a record written later than that stays.
+        """
+        from neuron_store_backends._sweeping import sweep_payload  # noqa: PLC0415  (most only read)
+
+        path = self.index_path(key)
+        blob = self.objects.read(path, MAX_RECORD_BYTES, key=key)
+        if blob is None:
+            return None
+        if since is not None and blob.modified is not None and blob.modified > since:
+            return None
         step("conditional.hide")
         self.objects.remove(path, key=key)
         step("conditional.free")
-        now = time.time()
-        for stored_path, stored in self.objects.listing(self.payload_root(key), key=key).items():
-            if stored.modified is None or now - stored.modified < self.grace:
-                continue
-            # Each time anew: between two removals somebody may have published the key again, and
-            # a publisher looks once more at payload that was there before it.
-            if self.objects.read(path, MAX_RECORD_BYTES, key=key) is not None:
-                break
-            self.objects.remove(stored_path, key=key)
-        return True
+        return len(blob.data) + sweep_payload(self, key)
+
+    def collector(self) -> Collector:
+        from neuron_store_backends._collecting_objects import ObjectCollector  # noqa: PLC0415  (gc only)
+
+        return ObjectCollector(self)
 
     def probe(self) -> TierReport:
         from neuron_store_backends._honesty import probe  # noqa: PLC0415  (only doctor needs it)

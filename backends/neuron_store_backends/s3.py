@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from neuron_store.errors import ConfigError, TierError
 from neuron_store.tier_url import parse_bool
-from neuron_store_backends._objects import PIECE, Blob, Objects
+from neuron_store_backends._objects import PIECE, Blob, Objects, Unfinished
 from neuron_store_backends._options import TIMES, Times, check_root, require_module
 from neuron_store_backends._options import times as read_times
 from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble, tls_trouble
 from neuron_store_backends.conditional import ConditionalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from neuron_store.tier_url import TierURL
     from neuron_store_backends._objects import Pieces, Stored
@@ -167,7 +167,12 @@ class S3Objects(Objects):
         async with answer["Body"] as body:
             while len(data) <= limit and (part := await body.read(min(limit + 1, PIECE))):
                 data += part
-        return Blob(bytes(data[: limit + 1]), answer["ETag"])
+        modified = answer.get("LastModified")
+        return Blob(
+            bytes(data[: limit + 1]),
+            answer["ETag"],
+            modified.timestamp() if modified is not None else None,
+        )
 
     async def _create(self, fs: Any, path: str, data: bytes) -> None:
         await self._put(fs, path, data, IfNoneMatch="*")
@@ -187,6 +192,52 @@ class S3Objects(Objects):
         bucket, name, _ = fs.split_path(prefix)
         found = fs._iterdir(bucket, delimiter="", prefix=name + "/")  # noqa: SLF001  (fsspec's async side)
         return self.sizes(prefix, {info["name"]: info async for info in found})
+
+    async def _unfinished(self, fs: Any, prefix: str) -> Sequence[Unfinished]:
+        bucket, name, _ = fs.split_path(prefix)
+        found, following = [], dict[str, str]()
+        while True:
+            page = await fs._call_s3(  # noqa: SLF001  (fsspec's async side)
+                "list_multipart_uploads", Bucket=bucket, Prefix=name + "/", **following
+            )
+            for upload in page.get("Uploads", ()):
+                # Some servers ignore the prefix, and others' uploads are not ours to end.
+                if upload["Key"].startswith(name + "/"):
+                    size = await self._parts(fs, bucket, upload["Key"], upload["UploadId"])
+                    found.append(
+                        Unfinished(
+                            f"{bucket}/{upload['Key']}",
+                            upload["UploadId"],
+                            upload["Initiated"].timestamp(),
+                            size,
+                        )
+                    )
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                return found
+            following = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page.get("NextUploadIdMarker", ""),
+            }
+
+    async def _parts(self, fs: Any, bucket: str, name: str, upload: str) -> int:
+        """Bytes of the parts of an upload: of the first thousand, which is most that we make."""
+        try:
+            page = await fs._call_s3("list_parts", Bucket=bucket, Key=name, UploadId=upload)  # noqa: SLF001  (fsspec's async side)
+        except Exception as error:
+            if self.classify(error).kind in {Kind.MISSING, Kind.FATAL, Kind.DENIED}:
+                return 0  # it ended meanwhile, or may not be looked at; the size is only told
+            raise
+        return sum(int(part["Size"]) for part in page.get("Parts", ()))
+
+    async def _abandon(self, fs: Any, upload: Unfinished) -> None:
+        bucket, name, _ = fs.split_path(upload.path)
+        try:
+            await fs._call_s3(  # noqa: SLF001  (fsspec's async side)
+                "abort_multipart_upload", Bucket=bucket, Key=name, UploadId=upload.id
+            )
+        except Exception as error:
+            if self.classify(error).reason != _NO_UPLOAD:
+                raise
 
     async def _upload(self, fs: Any, path: str, pieces: Pieces) -> None:
         bucket, name, _ = fs.split_path(path)
