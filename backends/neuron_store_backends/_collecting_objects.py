@@ -111,6 +111,8 @@ class ObjectCollector(Collector):
         self._read_clock()
         self._grace = grace
         yield from self._orphans(grace)
+        # Younger ones may belong to somebody at work, whatever grace was asked for.
+        grace = max(grace, self.store.grace)
         for folder, reason in _FOLDERS.items():
             for path, stored in self._listing(folder).items():
                 if stored.modified is not None and self._age(stored) >= grace:
@@ -170,8 +172,7 @@ class ObjectCollector(Collector):
     def sweep(self, garbage: Garbage) -> int | None:
         step("gc.sweep")
         if garbage.kind == "payload" and is_key(garbage.key):
-            freed = sweep_payload(self.store, garbage.key or "", self._grace, self.now())
-            return freed or None
+            return sweep_payload(self.store, garbage.key or "", self._grace, self.now())
         if garbage.kind == "upload" and garbage.name in self._uploads:
             self.objects.abandon(self._uploads[garbage.name])
             return garbage.size

@@ -81,7 +81,7 @@ def old_payload(
 
 def sweep_payload(
     store: ConditionalStore, key: str, grace: float | None = None, now: float | None = None
-) -> int:
+) -> int | None:
     """Remove the key's payload that no record names and that is older than the grace time.
 
     Args:
@@ -91,12 +91,12 @@ def sweep_payload(
         now: the store's clock, where it is known. Only spares a mark where all is young.
 
     Returns:
-        Bytes freed.
+        Bytes freed; None when there was nothing to remove, or another is removing it.
 
     Raises:
         TierError: the store is in trouble; some may be removed.
     """
-    wanted, freed = store.grace if grace is None else grace, 0
+    wanted, gone = store.grace if grace is None else grace, list[int]()
     now = time.time() if now is None else now
     found = store.objects.listing(store.payload_root(key), key=key)
     while old_payload(store, key, found, now, wanted):
@@ -107,10 +107,10 @@ def sweep_payload(
             removed, found = _sweep_once(store, key, wanted)
         finally:
             mark.remove()
-        freed += sum(stored.size for stored in removed.values())
+        gone += [stored.size for stored in removed.values()]
         if not removed:
             break
-    return freed
+    return sum(gone) if gone else None
 
 
 class _Mark:

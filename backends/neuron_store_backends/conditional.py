@@ -19,6 +19,7 @@ import hashlib
 import io
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -61,11 +62,20 @@ GRACE = 3600.0
 """Seconds for which a payload that no record names is left alone: its record may be on the way."""
 
 
-_ROUNDS = 4
+_ROUNDS = 6
+_PATIENCE = (0.2, 0.8)
 
 
 class _Exchanged(Exception):
     """The artifact that is being read was removed. Internal: read anew, or not found."""
+
+
+class _Lost(Exception):
+    """Payload that the record names is not there. Internal: looked for again, or corrupt."""
+
+    def __init__(self, error: ArtifactCorrupt) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class ConditionalStore(ArtifactStore):
@@ -142,6 +152,7 @@ class ConditionalStore(ArtifactStore):
     def fetch(self, key: str, into: Path) -> Artifact:
         check_key(key)
         require_empty(into)
+        pauses = iter(_PATIENCE)
         for _ in range(_ROUNDS):
             found = self._record(key)
             if found is None:
@@ -152,6 +163,16 @@ class ConditionalStore(ArtifactStore):
             except _Exchanged:
                 # Deleted, and perhaps published again, while it was read: from the start.
                 empty_directory(into)
+            except _Lost as lost:
+                # A publisher may be bringing back what was swept under its hands.
+                empty_directory(into)
+                pause = next(pauses, None)
+                if pause is None:
+                    if self.sweep_path(key) in self.objects.listing(self.payload_root(key)):
+                        break
+                    self._note_damage(key)
+                    raise lost.error from lost
+                time.sleep(pause)
             except ArtifactCorrupt:
                 self._note_damage(key)
                 raise
@@ -176,7 +197,10 @@ class ConditionalStore(ArtifactStore):
                 with stream:
                     return copy_stream(stream, into, file, key=key, location=self.location)
             except (Missing, Vanished) as error:
-                self._require_gone(artifact, file, error)
+                try:
+                    self._require_gone(artifact, file, error)
+                except ArtifactCorrupt as corrupt:
+                    raise _Lost(corrupt) from error
                 raise _Exchanged from error
 
         # More threads than pieces would only wait for each other.
@@ -301,7 +325,7 @@ class ConditionalStore(ArtifactStore):
         step("conditional.hide")
         self.objects.remove(path, key=key)
         step("conditional.free")
-        return len(blob.data) + sweep_payload(self, key)
+        return len(blob.data) + (sweep_payload(self, key) or 0)
 
     def collector(self) -> Collector:
         from neuron_store_backends._collecting_objects import ObjectCollector  # noqa: PLC0415  (gc only)
