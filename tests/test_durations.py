@@ -24,7 +24,8 @@ def test_a_duration_is_read_as_people_write_it(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "30", "-1d", "1y", "d", "1d x", "1e3d", "nan", "inf d", "200000w", "١d", "1d,2h"]
+    "text",
+    ["", "30", "-1d", "1y", "d", "1d x", "1e3d", "nan", "inf d", "200000w", "\u0661d", "1d,2h"],
 )
 def test_what_is_no_duration_is_refused_with_the_option_and_an_example(text):
     with pytest.raises(ConfigError, match=r"--older-than .* is no duration; write 30d"):

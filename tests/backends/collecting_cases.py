@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,12 @@ from neuron_store.abc import Publication
 from neuron_store.collecting import collect
 from neuron_store.errors import ArtifactNotFound, CollectorBusy
 from neuron_store_backends import _guarding, _sweeping
-from neuron_store_backends._objects import Stored
 from tests.backends.cases import CONTENTS, Place, contents_of, fill
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from neuron_store_backends._objects import Stored
 
 ORPHAN = f"payload/orphan/{'0' * 64}/f"
 PUBLISHER = (
@@ -283,8 +285,6 @@ class CollectingCases:
 
     def payload(self, artifact: Any) -> str:
         file = artifact.file("graph_k.neff")
-        import hashlib
-
         digest = file.sha256 or hashlib.sha256(CONTENTS[file.name]).hexdigest()
         return f"payload/k/{digest}/{file.name}"
 
@@ -317,4 +317,3 @@ def _evict_unchecked(self: Any, holding: Any, unused: float) -> int | None:
     del unused
     taken: int | None = self.store.take_away(holding.key)
     return taken
-
