@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from neuron_store.collecting import collect
 from neuron_store.errors import ArtifactNotFound, CollectorBusy, NeuronStoreError
 from neuron_store.policy import CompilePolicy
 from neuron_store.testing import make_source, run_killed_at
-from neuron_store_backends import _collecting_local, _guarding, _uses
+from neuron_store_backends import _aside, _collecting_local, _guarding, _uses
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
 from tests.fakes import FakeCompile, write_entry
@@ -34,6 +35,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(_guarding, "TTL", 1.0)
     monkeypatch.setattr(_collecting_local, "SETTLE_SECONDS", 0.3)
     monkeypatch.setattr(_uses, "_FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(_aside, "CLAIM_SECONDS", 0.3)
     yield
     steps.set_hook(None)
 
@@ -409,6 +411,8 @@ class TestBesideOthers:
     ):
         seen, number = set(), 1
         while True:
+            # What the one before left would shift the steps.
+            shutil.rmtree(store.root / ".staging", ignore_errors=True)
             put(store, age=OLD)
             leave(store, f".staging/{OTHER}.{number}")
             ended = run_killed_at(functools.partial(collect, store, older_than=86400), number)

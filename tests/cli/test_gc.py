@@ -13,9 +13,9 @@ import pytest
 from neuron_store.abc import Check, Speed, TierReport
 from neuron_store.diagnosis import diagnose
 from neuron_store_backends import _collecting_local, _probe_renaming
+from tests.cli import test_s3
 from tests.cli.conftest import KEY, OTHER
 from tests.cli.test_commands import fields
-from tests.cli.test_s3 import bucket, s3  # noqa: F401  (fixtures)
 
 OLD = 40 * 86400
 
@@ -23,6 +23,10 @@ OLD = 40 * 86400
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(_collecting_local, "SETTLE_SECONDS", 0.05)
+
+
+# The fixtures of the other file.
+bucket, s3 = test_s3.bucket, test_s3.s3
 
 
 def past(path, age=OLD):
@@ -247,7 +251,7 @@ def test_a_slow_look_up_means_other_things_for_the_local_tier():
     (local,), (shared,) = (list(diagnose(report, local=local)) for local in (True, False))
     assert "VLLM_CACHE_ROOT" in local.remedy
     assert "costs 0.5 s" in shared.remedy
-    assert list(diagnose(TierReport("there", (), latency=0.001), local=True))[0].remedy == ""
+    assert next(diagnose(TierReport("there", (), latency=0.001), local=True)).remedy == ""
 
 
 def test_the_json_is_one_document(command, places):
