@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -210,6 +211,54 @@ class CollectingCases:
         steps.set_hook(None)
         assert reached
         self.assert_whole(place, into)
+
+    def test_a_second_sweeper_of_a_key_leaves_it_to_the_first(self, place):
+        place.put(ORPHAN, b"1")
+        told = []
+
+        def hook(name: str) -> None:
+            if name == "sweep.remove":
+                steps.set_hook(None)
+                told.append(_sweeping.sweep_payload(eager(place), "orphan"))
+                told.append(ORPHAN in place.paths())
+
+        steps.set_hook(hook)
+        assert gone(sweep(place)) == [("payload", "payload/orphan")]
+        assert told == [None, True]
+        assert place.paths() == []
+
+    def test_an_upload_that_took_long_is_looked_at_again(self, place, artifact, source, into):
+        """Nothing was there before it, but by now it is as old as what is left behind."""
+        store = place.store()
+        store.grace = 0.4
+
+        def hook(name: str) -> None:
+            if name == "conditional.commit":
+                steps.set_hook(None)
+                time.sleep(0.15)
+                sweep(place)
+
+        steps.set_hook(hook)
+        assert store.publish(artifact, source) is Publication.CREATED
+        self.assert_whole(place, into)
+
+    def test_one_whose_record_was_replaced_before_its_payload_was_back_does_not_say_created(
+        self, place, artifact, source, other
+    ):
+        """Without its payload the record looked damaged to a publisher of other bytes."""
+        theirs = fill(other, {**CONTENTS, "graph_k.neff": os.urandom(300_000)}, "k")
+        answers = []
+
+        def hook(name: str) -> None:
+            if name == "conditional.keep":
+                steps.set_hook(None)
+                place.remove(self.payload(artifact))
+                answers.append(place.store().publish(theirs, other))
+
+        steps.set_hook(hook)
+        assert eager(place).publish(artifact, source) is Publication.CONFLICT
+        assert answers == [Publication.REPAIRED]
+        assert place.store().verify("k").same_bytes(theirs)
 
     # -- beside a reader ------------------------------------------------------------------------
 
