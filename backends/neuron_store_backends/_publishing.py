@@ -15,7 +15,7 @@ import attrs
 
 from neuron_store.abc import Publication
 from neuron_store.artifact import MAX_RECORD_BYTES, Artifact, dump_record, new_write_id
-from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError
+from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError, TierUnfit
 from neuron_store.steps import step
 from neuron_store.streams import digest_stream
 from neuron_store_backends._honesty import require_create, require_replace
@@ -190,7 +190,31 @@ class Publishing:
         }
         if missing:
             self._send(missing)
+            self._renew()
         return not missing
+
+    def _renew(self) -> None:
+        """Write our record anew, so that whoever saw it damaged can no longer replace it."""
+        blob = self._look()
+        try:
+            if blob is None or not self._is_ours(blob):
+                return
+            require_replace(self.objects, self.key)
+        except (InvalidRecord, TierUnfit):
+            # What cannot be replaced by us cannot be by others either.
+            return
+        self.artifact = attrs.evolve(self.artifact, write_id=new_write_id())
+        step("conditional.renew")
+        try:
+            self.objects.replace(
+                self.store.index_path(self.key), self._record(), blob.version, key=self.key
+            )
+        except Changed:
+            # By another, or by ourselves and the reply was lost: the next look tells.
+            pass
+
+    def _is_ours(self, blob: Blob) -> bool:
+        return self.store.parse(self.key, blob)[0].write_id == self.artifact.write_id
 
     def _list(self) -> Mapping[str, Stored]:
         return self.objects.listing(self.store.payload_root(self.key), key=self.key)

@@ -260,6 +260,34 @@ class CollectingCases:
         assert answers == [Publication.REPAIRED]
         assert place.store().verify("k").same_bytes(theirs)
 
+    def test_one_who_saw_it_damaged_cannot_replace_it_once_it_is_whole(
+        self, place, artifact, source, other, into
+    ):
+        """A CREATED that was returned stays, however long the other one took to upload."""
+        theirs = fill(other, {**CONTENTS, "graph_k.neff": os.urandom(300_000)}, "k")
+        answers: list[Any] = []
+        saw, go_on = threading.Event(), threading.Event()
+        rival = threading.Thread(
+            target=lambda: answers.append(place.store().publish(theirs, other))
+        )
+
+        def hook(name: str) -> None:
+            if threading.current_thread() is rival:
+                if name == "conditional.replace" and not saw.is_set():
+                    saw.set()
+                    assert go_on.wait(60)
+            elif name == "conditional.keep" and not saw.is_set():
+                place.remove(self.payload(artifact))
+                rival.start()
+                assert saw.wait(60)
+
+        steps.set_hook(hook)
+        assert eager(place).publish(artifact, source) is Publication.CREATED
+        go_on.set()
+        rival.join(60)
+        assert answers == [Publication.CONFLICT]
+        self.assert_whole(place, into)
+
     # -- beside a reader ------------------------------------------------------------------------
 
     def test_a_fetch_under_which_the_artifact_is_collected_is_a_clean_miss(
