@@ -39,6 +39,7 @@ _GUARDS = ".gc"
 # How the Neuron stack's own promote and fetch call their staging, beside the entries.
 _NEURON_STAGING = re.compile(r"[0-9a-f]{32}\.tmp\.(?:[A-Za-z0-9._-]+\.)?\d+\Z")
 _REPUBLISHED = 2.0
+_LEASE_GRACE = 3600.0
 
 
 class RenamingCollector(Collector):
@@ -94,10 +95,12 @@ class RenamingCollector(Collector):
 
     def garbage(self, grace: float) -> Iterator[Garbage]:
         for folder, (kind, reason) in _PLACES.items():
+            # A live lease changes all the time; a short grace must not take one from its holder.
+            least = max(grace, _LEASE_GRACE) if kind == "lease" else grace
             for name in self._names(folder):
                 key = name.rsplit(".", 1)[0]
                 found = self._judge(f"{folder}/{name}", kind, reason, key if is_key(key) else None)
-                if found is not None and found.age >= grace:
+                if found is not None and found.age >= least:
                     yield found
         for name in self._names(_GUARDS):
             if name != "collector":
