@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install torch demo test test-quick lint types format wheel examples bench clean
+.PHONY: help install torch demo servers test test-quick lint types format wheel examples bench clean
 
 help:
 	@echo 'make demo   runs the main job: two graphs, twelve ranks, two compiles'
 	@echo 'make test   runs all tests          make test-quick  without the slow ones'
+	@echo 'make servers  runs S3, Azure and GCS servers to try by hand, and prints how to use them'
 	@echo 'make torch  adds PyTorch and JAX (CPU), for the backend and its tests'
 	@echo 'make lint types wheel examples bench clean'
 
@@ -33,6 +34,9 @@ torch: $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/neuron-store demo $(ARGS)
+
+servers: $(STAMP)
+	@$(BIN)/python -m tests.servers $(ARGS)
 
 export PYTHONDONTWRITEBYTECODE=
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from neuron_store.artifact import Artifact
+    from neuron_store.collector import Collector
 
 __all__ = [
     "ArtifactStore",
@@ -36,6 +37,7 @@ __all__ = [
     "KeyLock",
     "Lease",
     "Publication",
+    "Speed",
     "TierAnswer",
     "TierReport",
 ]
@@ -76,6 +78,19 @@ class Check:
     detail: str = ""
     required: bool = True
     """False where a failure costs only work or speed, never a wrong artifact."""
+    remedy: str = ""
+    """Where it failed: what that means for whoever runs the tier, and what to do."""
+
+
+@attrs.frozen
+class Speed:
+    """What writing and reading back a few MiB took."""
+
+    size: int
+    """Bytes written, and read back."""
+    write_seconds: float
+    """Until they were safe: flushed, or the store's word for it."""
+    read_seconds: float
 
 
 @attrs.frozen
@@ -86,6 +101,8 @@ class TierReport:
     checks: tuple[Check, ...]
     latency: float | None = None
     """Seconds for one small look-up, the median of a few."""
+    speed: Speed | None = None
+    """None where nothing could, or may, be written."""
 
     @property
     def refused(self) -> str | None:
@@ -331,6 +348,10 @@ class ArtifactStore(abc.ABC):
         """Claim a key among all users of the tier; `ttl` in seconds. Raises `LeaseHeld`."""
         del key, ttl
         raise Unsupported("lease", type(self).__name__)
+
+    def collector(self) -> Collector:
+        """What `neuron_store.collecting` needs to free space here. Raises `Unsupported`."""
+        raise Unsupported("gc", type(self).__name__)
 
     def probe(self) -> TierReport:
         """Measure the tier, inside its own prefix only, and leave nothing behind."""

@@ -21,6 +21,7 @@ __all__ = [
     "ArtifactMismatch",
     "ArtifactNotFound",
     "CacheMiss",
+    "CollectorBusy",
     "CompileError",
     "CompileTimeout",
     "ConfigError",
@@ -316,6 +317,17 @@ class LeaseHeld(NeuronStoreError):
         self.location = location
         self.holder = holder
         super().__init__(f"lease of {key} at {location} is held by {holder}")
+
+
+class CollectorBusy(NeuronStoreError):
+    """Another process collects the tier's garbage right now; one at a time does."""
+
+    def __init__(self, location: str, holder: str) -> None:
+        self.location = location
+        self.holder = holder
+        super().__init__(
+            f"another collector is at work at {location}: {holder}; let it finish, then try again"
+        )
 
 
 class CompileError(NeuronStoreError, RuntimeError):

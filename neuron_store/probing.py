@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_store.abc import Check, Publication, TierReport, measure_latency
+from neuron_store.abc import Check, Publication, Speed, TierReport, measure_latency
 from neuron_store.artifact import Artifact, ArtifactFile
 from neuron_store.errors import NeuronStoreError
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
 
 __all__ = ["probe_reading", "probe_store"]
+
+_SPEED_BYTES = 4 << 20
 
 
 def probe_reading(store: ArtifactStore) -> TierReport:
@@ -36,7 +40,7 @@ def probe_store(store: ArtifactStore) -> TierReport:
     if report.refused is not None:
         return report
     key = f"probe-{uuid.uuid4().hex}"
-    checks = list(report.checks)
+    checks, speed = list(report.checks), None
     try:
         with tempfile.TemporaryDirectory(prefix="neuron_store-probe-") as folder:
             first = _probe_artifact(Path(folder, "a"), key, b"first")
@@ -58,14 +62,26 @@ def probe_store(store: ArtifactStore) -> TierReport:
             store.fetch(key, into)
             same = (into / "probe.bin").read_bytes() == b"first"
             checks.append(Check("read-after-write", passed=same, detail="" if same else "differs"))
+            speed = _speed(store, Path(folder), f"{key}-speed")
     except NeuronStoreError as error:
         checks.append(Check("writable", passed=False, detail=str(error)))
     finally:
         try:
             store.delete(key)
+            store.delete(f"{key}-speed")
         except NeuronStoreError as error:
             checks.append(Check("deletable", passed=False, detail=str(error), required=False))
-    return TierReport(store.location, tuple(checks), report.latency)
+    return TierReport(store.location, tuple(checks), report.latency, speed)
+
+
+def _speed(store: ArtifactStore, folder: Path, key: str) -> Speed:
+    artifact = _probe_artifact(folder / "speed", key, os.urandom(_SPEED_BYTES))
+    (folder / "speed-back").mkdir()
+    began = time.perf_counter()
+    store.publish(artifact, folder / "speed")
+    written = time.perf_counter()
+    store.fetch(key, folder / "speed-back")
+    return Speed(_SPEED_BYTES, written - began, time.perf_counter() - written)
 
 
 def _probe_artifact(folder: Path, key: str, data: bytes) -> Artifact:

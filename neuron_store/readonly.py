@@ -68,6 +68,9 @@ class ReadOnlyStore(ArtifactStore):
         del ttl
         self._refuse("lease", key)
 
+    def collector(self) -> NoReturn:
+        raise ReadOnlyTier(self.location, "gc")
+
     def probe(self) -> TierReport:
         """Measures latency only: anything more would write."""
         from neuron_store.probing import probe_reading  # noqa: PLC0415  (only doctor needs it)

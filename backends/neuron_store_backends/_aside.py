@@ -13,9 +13,12 @@ import errno
 import logging
 import os
 import shutil
+import stat
 import time
 import uuid
 from typing import TYPE_CHECKING
+
+import attrs
 
 from neuron_store.steps import step
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from neuron_store_backends._entry import Entry
 
-__all__ = ["claim_and_move", "remove_tree"]
+__all__ = ["TreeFacts", "claim_and_move", "put_back", "remove_tree", "tree_facts"]
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +130,56 @@ def _unclaim(entry: Entry) -> None:
         os.unlink(_CLAIM, dir_fd=entry.fd)
     except FileNotFoundError:
         pass
+
+
+def put_back(entry: Entry, moved: str) -> bool:
+    """Undo a `claim_and_move`; False when the name is taken by now."""
+    _unclaim(entry)
+    try:
+        os.rename(moved, entry.path)
+    except OSError:
+        return False
+    return True
+
+
+@attrs.frozen
+class TreeFacts:
+    """What a file or a directory takes, and when anything in it last changed."""
+
+    size: int
+    """Bytes of all files."""
+    changed: float
+    """Unix seconds by the file system's clock."""
+
+
+def tree_facts(path: str) -> TreeFacts:
+    """Look at everything below `path`, following no link; what vanishes meanwhile is left out.
+
+    Raises:
+        FileNotFoundError: nothing is there at all.
+    """
+    top = os.lstat(path)
+    size, changed, folders = 0, top.st_mtime, []
+    if stat.S_ISDIR(top.st_mode):
+        folders = [path]
+    else:
+        size = top.st_size
+    while folders:
+        try:
+            entries = list(os.scandir(folders.pop()))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        for each in entries:
+            try:
+                found = each.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            changed = max(changed, found.st_mtime)
+            if stat.S_ISDIR(found.st_mode):
+                folders.append(each.path)
+            else:
+                size += found.st_size
+    return TreeFacts(size, changed)
 
 
 def remove_tree(path: str) -> None:

@@ -20,7 +20,7 @@ from neuron_store_backends._attempts import Attempts
 from neuron_store_backends._objects import Blob, Objects, Stored
 from neuron_store_backends._pieces import Pieces
 from neuron_store_backends._streaming import IN_FLIGHT, checked_pieces
-from neuron_store_backends._trouble import Changed, Kind, Missing
+from neuron_store_backends._trouble import Changed, Kind, Missing, Vanished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -151,11 +151,10 @@ class AsyncObjects(Objects):
         def one(target: tuple[str, ArtifactFile]) -> ArtifactFile:
             path, file = target
             try:
-                stream = self.open(path, file.size, key=key, budget=budget)
-            except Missing as error:
+                with self.open(path, file.size, key=key, budget=budget) as stream:
+                    return copy_stream(stream, into, file, key=key, location=self.location)
+            except (Missing, Vanished) as error:
                 raise Missing(path) from error
-            with stream:
-                return copy_stream(stream, into, file, key=key, location=self.location)
 
         if not targets:
             return []

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec.asyn
 
-from neuron_store.errors import TierError
 from neuron_store_backends._objects import PIECE
-from neuron_store_backends._trouble import Missing
+from neuron_store_backends._trouble import Missing, Vanished
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -88,7 +87,7 @@ class ObjectReader(io.RawIOBase):
         except Missing:
             if not self._begun:
                 raise
-            raise TierError(
+            raise Vanished(
                 self._objects.location, "read", f"{self._path} vanished while read", key=self._key
             ) from None
         self._begun = True

@@ -6,14 +6,16 @@ is measured before the first publish of a process, by writing twice.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from neuron_store.abc import Check, TierReport, measure_latency
+from neuron_store.abc import Check, Speed, TierReport, measure_latency
 from neuron_store.errors import TierError, TierUnfit
-from neuron_store_backends._trouble import Changed, Exists
+from neuron_store_backends._objects import PIECE
+from neuron_store_backends._trouble import Changed, Exists, Missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,11 @@ _IGNORED = (
     "it ignores the condition of a create (a second create of the same object was answered with "
     "success), so that two publishers would overwrite each other; use a server that honours "
     "If-None-Match, or a posix tier"
+)
+
+_OTHER_STORE = (
+    "two publishers would overwrite each other here, so publishing is refused; use a store that "
+    "honours conditional writes (docs/object-stores.md names some), or a posix tier"
 )
 
 
@@ -173,11 +180,17 @@ def _read_after_write(objects: Objects) -> str | None:
 
 def probe(store: ConditionalStore) -> TierReport:
     """Measure everything that the tier's promises rest on, inside `<prefix>/probe/` only."""
-    objects, checks = store.objects, []
-    latency = None
+    objects, checks = store.objects, list[Check]()
+    latency: float | None = None
+    speed: Speed | None = None
 
     def check(
-        name: str, measure: Callable[[], str | None], good: str, *, required: bool = True
+        name: str,
+        measure: Callable[[], str | None],
+        good: str,
+        *,
+        required: bool = True,
+        remedy: str = "",
     ) -> bool:
         began = time.perf_counter()
         try:
@@ -186,7 +199,9 @@ def probe(store: ConditionalStore) -> TierReport:
             reason = error.reason
         spent = time.perf_counter() - began
         detail = f"{good} ({spent * 1000:.0f} ms)" if reason is None else reason
-        checks.append(Check(name, reason is None, detail, required))
+        checks.append(
+            Check(name, reason is None, detail, required, "" if reason is None else remedy)
+        )
         return reason is None
 
     def reachable() -> None:
@@ -209,13 +224,70 @@ def probe(store: ConditionalStore) -> TierReport:
                 f"create-if-absent, {told}",
                 lambda data=bytes(size): _create_twice(objects, data),  # type: ignore[misc]  # a default binds the loop's value
                 "the second create is refused",
+                remedy=_OTHER_STORE,
             )
-        check("create-if-absent, race", lambda: _race(objects), "one winner of 8")
-        check("read after write", lambda: _read_after_write(objects), "at once")
+        check(
+            "create-if-absent, race",
+            lambda: _race(objects),
+            "one winner of 8",
+            remedy=_OTHER_STORE,
+        )
+        check(
+            "read after write",
+            lambda: _read_after_write(objects),
+            "at once",
+            remedy="a cache between here and the store answers; set endpoint_url to the store",
+        )
         check(
             "replace-if-unchanged",
             lambda: _replace_twice(objects),
             "honoured: damaged records are replaced, leases work",
             required=False,
+            remedy="only a damaged record of other bytes needs it: delete such an entry by hand, "
+            "and promote it again; leases do not work here",
         )
-    return TierReport(store.location, tuple(checks), latency)
+        check("delete", lambda: _deletable(objects), "allowed: gc works", required=False)
+        speed = _speed(objects)
+    return TierReport(store.location, tuple(checks), latency, speed)
+
+
+def _deletable(objects: Objects) -> str | None:
+    """Why nothing can be removed, or None; what was measured before may lie there then."""
+    path = _scratch(objects)
+    try:
+        objects.create(path, b"")
+    except Exists:
+        pass
+    try:
+        objects.remove(path)
+    except TierError as error:
+        return f"{error.reason}; publishing works, delete and gc do not"
+    return None
+
+
+def _speed(objects: Objects) -> Speed | None:
+    """Write and read back one object; None when the store is in trouble."""
+    try:
+        small = _time_object(objects, 1 << 20)
+        # Where that was slow already, more would only keep people waiting.
+        slow = small.write_seconds + small.read_seconds > 1.0
+        return small if slow else _time_object(objects, PIECE)
+    except (TierError, Missing):
+        return None
+
+
+def _time_object(objects: Objects, size: int) -> Speed:
+    path, data = _scratch(objects), os.urandom(size)
+    try:
+        began = time.perf_counter()
+        try:
+            objects.create(path, data)
+        except Exists:
+            pass
+        written = time.perf_counter()
+        with objects.open(path, size, key="probe") as stream:
+            while stream.read(PIECE):
+                pass
+        return Speed(size, written - began, time.perf_counter() - written)
+    finally:
+        _discard(objects, path)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from neuron_store.artifact import ArtifactFile
 
 T = TypeVar("T")
-__all__ = ["PIECE", "Blob", "Objects", "Stored"]
+__all__ = ["PIECE", "Blob", "Objects", "Stored", "Unfinished"]
 
 PIECE = 8 << 20
 """Bytes of one part or range. S3 demands 5 MiB; more only costs memory."""
@@ -40,6 +40,8 @@ class Blob:
     data: bytes
     version: str
     """ETag or generation, as the store's own precondition wants it."""
+    modified: float | None = None
+    """Unix seconds by the store's clock; None where the answer does not say."""
 
 
 @attrs.frozen
@@ -49,6 +51,18 @@ class Stored:
     size: int
     modified: float | None
     """Unix seconds by the store's clock."""
+
+
+@attrs.frozen
+class Unfinished:
+    """An upload that was begun and neither completed nor aborted."""
+
+    path: str
+    id: str
+    started: float
+    """Unix seconds by the store's clock."""
+    size: int
+    """Bytes of the parts that are there."""
 
 
 class Objects(abc.ABC):
@@ -144,6 +158,18 @@ class Objects(abc.ABC):
             ArtifactCorrupt, InvalidArtifact: the file is not what the record says.
             TierError: it cannot be read, or not be uploaded.
         """
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        """Uploads below the folder `prefix` that stay until somebody aborts them.
+
+        None where the store itself forgets them: Azure after a week, GCS too.
+        """
+        del prefix
+        return ()
+
+    def abandon(self, upload: Unfinished) -> None:
+        """Abort one; nothing happens when it has ended meanwhile."""
+        raise NotImplementedError
 
     # -- requests -------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 import uuid
 from typing import TYPE_CHECKING
 
-from neuron_store.abc import Check, TierReport, measure_latency
+from neuron_store.abc import Check, Speed, TierReport, measure_latency
+from neuron_store.streams import write_all
 from neuron_store_backends._aside import remove_tree
 from neuron_store_backends._staging import sync_directory
 
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["probe"]
 
+_SPEED_BYTES = 16 << 20
+_UNFIT = (
+    "publishing rests on it, so this file system cannot hold a tier: use a local disk, NFS 3 or "
+    "later, Lustre, or an object store"
+)
+
 
 def probe(store: RenamingStore, root: str) -> TierReport:
     """Measure inside `<root>/.staging/` only, and leave nothing there."""
@@ -24,7 +32,9 @@ def probe(store: RenamingStore, root: str) -> TierReport:
     try:
         os.makedirs(place)
     except OSError as error:
-        refused = Check("writable", passed=False, detail=f"{root}: {error.strerror}")
+        remedy = "give this user the right to write there; or set read_only=1 if it is only read"
+        reason = f"{root}: {error.strerror}"
+        refused = Check("writable", passed=False, detail=reason, remedy=remedy)
         return TierReport(store.location, (refused,), measure_latency(store))
     try:
         checks = (
@@ -35,9 +45,41 @@ def probe(store: RenamingStore, root: str) -> TierReport:
             _flock_excludes(place),
             _space(root),
         )
+        speed = _speed(f"{place}/speed")
     finally:
         remove_tree(place)
-    return TierReport(store.location, checks, measure_latency(store))
+    return TierReport(store.location, checks, measure_latency(store), speed)
+
+
+def _speed(path: str) -> Speed | None:
+    """Write and read back a file; None where the disk is too full for that."""
+    try:
+        small = _time_file(path, 1 << 20)
+        # Where that was slow already, more would only keep people waiting.
+        slow = small.write_seconds + small.read_seconds > 1.0
+        return small if slow else _time_file(path, _SPEED_BYTES)
+    except OSError:
+        return None
+
+
+def _time_file(path: str, size: int) -> Speed:
+    piece = os.urandom(1 << 20)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        began = time.perf_counter()
+        for _ in range(size >> 20):
+            write_all(descriptor, piece)
+        os.fsync(descriptor)
+        written = time.perf_counter()
+        # From the disk or the server, and not from this machine's memory.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        again = time.perf_counter()
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while os.read(descriptor, 1 << 20):
+            pass
+        return Speed(size, written - began, time.perf_counter() - again)
+    finally:
+        os.close(descriptor)
 
 
 def _rename_refuses(place: str) -> Check:
@@ -51,8 +93,10 @@ def _rename_refuses(place: str) -> Check:
     except OSError as error:
         if error.errno in {errno.EEXIST, errno.ENOTEMPTY}:
             return Check(name, passed=True)
-        return Check(name, passed=False, detail=f"it failed otherwise: {error.strerror}")
-    return Check(name, passed=False, detail="it replaced it: two publishers would both win")
+        reason = f"it failed otherwise: {error.strerror}"
+        return Check(name, passed=False, detail=reason, remedy=_UNFIT)
+    reason = "it replaced it: two publishers would both win"
+    return Check(name, passed=False, detail=reason, remedy=_UNFIT)
 
 
 def _create_excludes(place: str) -> Check:
@@ -63,7 +107,8 @@ def _create_excludes(place: str) -> Check:
         os.close(os.open(f"{place}/exclusive", flags))
     except FileExistsError:
         return Check(name, passed=True)
-    return Check(name, passed=False, detail="a second O_EXCL create worked")
+    reason = "a second O_EXCL create worked"
+    return Check(name, passed=False, detail=reason, remedy=_UNFIT)
 
 
 def _flushes(place: str) -> Check:
@@ -76,7 +121,8 @@ def _flushes(place: str) -> Check:
             os.close(descriptor)
         sync_directory(place)
     except OSError as error:
-        return Check("fsync", passed=False, detail=str(error.strerror))
+        remedy = "what is published could be lost with the power; mend the disk, or use another"
+        return Check("fsync", passed=False, detail=str(error.strerror), remedy=remedy)
     return Check("fsync", passed=True)
 
 
@@ -95,11 +141,21 @@ def _flock_excludes(place: str) -> Check:
     finally:
         os.close(first)
         os.close(second)
-    return Check("flock excludes", passed=False, detail=detail, required=False)
+    remedy = "on NFS 3 mount without nolock and run the lock daemon, or mount by NFS 4.1"
+    return Check("flock excludes", passed=False, detail=detail, required=False, remedy=remedy)
 
 
 def _space(root: str) -> Check:
     there = os.statvfs(root)
     free = there.f_bavail * there.f_frsize
     text = f"{free / 2**30:.1f} GiB, {there.f_favail} inodes"
-    return Check("free space", passed=free > 2**30, detail=text, required=False)
+    # Some file systems have no fixed number of inodes, and say 0 of 0.
+    enough = free > 2**30 and (there.f_favail > 1000 or not there.f_files)
+    remedy = "publishes will fail soon; free space: neuron-store gc --dry-run --max-size ..."
+    return Check(
+        "free space",
+        passed=enough,
+        detail=text,
+        required=False,
+        remedy="" if enough else remedy,
+    )

@@ -15,11 +15,12 @@ import attrs
 
 from neuron_store.abc import Publication
 from neuron_store.artifact import MAX_RECORD_BYTES, Artifact, dump_record, new_write_id
-from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError
+from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError, TierUnfit
 from neuron_store.steps import step
 from neuron_store.streams import digest_stream
 from neuron_store_backends._honesty import require_create, require_replace
 from neuron_store_backends._streaming import digest_source, open_source, read_source
+from neuron_store_backends._sweeping import wait_for_sweep
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
 
 if TYPE_CHECKING:
@@ -63,19 +64,20 @@ class Publishing:
         self.artifact = attrs.evolve(artifact, write_id=new_write_id())
         self.inline: dict[str, bytes] = {}
         self.uploaded = False
+        self.began = time.monotonic()
+        # What our own record, found after a lost reply, says that we did.
+        self.asked = Publication.CREATED
 
     def run(self) -> Publication:
         """Publish; raises what `ArtifactStore.publish` says."""
         step("conditional.begin")
         self._read_source()
-        asked = Publication.CREATED
         for attempt in range(1, _ROUNDS + 1):
             step("conditional.look")
             blob = self._look()
-            answer = self._create() if blob is None else self._settle(blob, asked)
+            answer = self._create() if blob is None else self._settle(blob)
             if isinstance(answer, Publication):
                 return answer
-            asked = Publication.REPAIRED if blob is not None else Publication.CREATED
             if attempt > 2:
                 time.sleep(backoff(attempt - 2))
         raise TierError(
@@ -130,13 +132,13 @@ class Publishing:
         require_create(self.objects)
         lent = self._upload()
         step("conditional.commit")
+        self.asked = Publication.CREATED
         try:
             self.objects.create(self.store.index_path(self.key), record, key=self.key)
         except Exists:
             return None
         step("conditional.committed")
-        self._keep(lent)
-        return Publication.CREATED
+        return Publication.CREATED if self._keep(lent) else None
 
     def _upload(self) -> bool:
         """Bring the payload there; True when some of it was there before us."""
@@ -166,33 +168,64 @@ class Publishing:
         step("conditional.upload")
         self.objects.send(list(targets.items()), self.source, key=self.key)
 
-    def _keep(self, lent: bool) -> None:
-        """After the commit: payload that was there before us may have been swept meanwhile."""
-        if lent:
-            found = self._list()
-            self._send(
-                {
-                    path: file
-                    for path, file in self._payload.items()
-                    if path not in found or found[path].size != file.size
-                }
+    def _keep(self, lent: bool) -> bool:
+        """After the commit: payload that was there before us may have been swept meanwhile.
+
+        So may be what took us so long to upload that it counted as left behind. False when
+        something was brought back: until then our record looked damaged, and another publisher
+        may have replaced it.
+        """
+        if not lent and time.monotonic() - self.began < self.store.grace / 4:
+            return True
+        step("conditional.keep")
+        found = wait_for_sweep(self.store, self.key)
+        missing = {
+            path: file
+            for path, file in self._payload.items()
+            if path not in found or found[path].size != file.size
+        }
+        if missing:
+            self._send(missing)
+            self._renew()
+        return not missing
+
+    def _renew(self) -> None:
+        """Write our record anew, so that whoever saw it damaged can no longer replace it."""
+        blob = self._look()
+        try:
+            if blob is None or not self._is_ours(blob):
+                return
+            require_replace(self.objects, self.key)
+        except (InvalidRecord, TierUnfit):
+            # What cannot be replaced by us cannot be by others either.
+            return
+        self.artifact = attrs.evolve(self.artifact, write_id=new_write_id())
+        step("conditional.renew")
+        try:
+            self.objects.replace(
+                self.store.index_path(self.key), self._record(), blob.version, key=self.key
             )
+        except Changed:
+            # By another, or by ourselves and the reply was lost: the next look tells.
+            pass
+
+    def _is_ours(self, blob: Blob) -> bool:
+        return self.store.parse(self.key, blob)[0].write_id == self.artifact.write_id
 
     def _list(self) -> Mapping[str, Stored]:
         return self.objects.listing(self.store.payload_root(self.key), key=self.key)
 
     # -- something is there ---------------------------------------------------------------------
 
-    def _settle(self, blob: Blob, asked: Publication) -> Publication | None:
+    def _settle(self, blob: Blob) -> Publication | None:
         """Judge what is there; None when it changed under the judgement."""
         try:
             theirs, inline = self.store.parse(self.key, blob)
         except InvalidRecord:
             return self._displace(blob)
         if theirs.write_id == self.artifact.write_id:
-            # The reply to our own write was lost.
-            self._keep(lent=True)
-            return asked
+            # The reply to our own write was lost, or we looked again.
+            return self.asked if self._keep(lent=True) else None
         found = self._list() if len(inline) < len(theirs.files) else {}
         damaged = self._damage(theirs, inline, found)
         marked = self.store.damage_path(self.key) in found
@@ -239,6 +272,7 @@ class Publishing:
         require_replace(self.objects, self.key)
         self._upload()
         step("conditional.replace")
+        self.asked = Publication.REPAIRED
         try:
             self.objects.replace(
                 self.store.index_path(self.key), record, blob.version, key=self.key
@@ -246,5 +280,4 @@ class Publishing:
         except Changed:
             return None
         step("conditional.replaced")
-        self._keep(lent=True)
-        return Publication.REPAIRED
+        return Publication.REPAIRED if self._keep(lent=True) else None

@@ -10,6 +10,7 @@ signer and sent through botocore's own connections. Where the client would sign 
 
 from __future__ import annotations
 
+import email.utils
 import os
 import re
 import threading
@@ -108,6 +109,8 @@ class Answer:
         self._got = 0
         self.status = status
         self.version = str(headers.get("ETag", ""))
+        self.modified = _unix_seconds(headers.get("Last-Modified"))
+        """By the store's clock; None where it is not told."""
         told = headers.get("Content-Length")
         self.length = int(told) if told is not None else None
         """Of the body, in bytes; None where it is not told."""
@@ -198,7 +201,7 @@ class S3Client:
             answer = Answer(
                 told["Body"]._raw_stream,  # noqa: SLF001  (its own reads have no deadline)
                 status=facts["HTTPStatusCode"],
-                headers={"ETag": told["ETag"], "Content-Length": told["ContentLength"]},
+                headers=botocore.awsrequest.HeadersDict(facts["HTTPHeaders"]),
                 end=end,
             )
         return answer
@@ -354,6 +357,13 @@ class S3Client:
         if scope is None or "x-amz-s3session-token" in request.headers:
             return None
         return _Address(url, scope.group(1))
+
+
+def _unix_seconds(told: Any) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(str(told)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _in_time(end: float | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neuron_store.errors import TierError
 from neuron_store_backends._crew import crew
-from neuron_store_backends._objects import PIECE, Blob, Objects, Stored
+from neuron_store_backends._objects import PIECE, Blob, Objects, Stored, Unfinished
 from neuron_store_backends._s3_errors import NO_UPLOAD, classify
 from neuron_store_backends._s3_receiving import Incoming, Reader
 from neuron_store_backends._streaming import Outgoing
@@ -55,7 +55,7 @@ class S3Objects(Objects):
             with client.get(path, end=end) as answer:
                 while len(data) <= limit and (chunk := answer.read()):
                     data += chunk
-                return Blob(bytes(data[: limit + 1]), answer.version)
+                return Blob(bytes(data[: limit + 1]), answer.version, answer.modified)
 
         return self.tries("read", make, key=key, seconds=self.times.timeout)
 
@@ -92,6 +92,58 @@ class S3Objects(Objects):
 
     def _delete(self, path: str, key: str | None) -> None:
         self._call("delete", "delete_object", key, self.times.timeout, **_where(path))
+
+    # -- uploads that nobody ended ----------------------------------------------------------------
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        bucket, _, name = prefix.partition("/")
+        found, following = [], dict[str, str]()
+        while True:
+            page = self._call(
+                "list",
+                "list_multipart_uploads",
+                None,
+                self.times.timeout,
+                Bucket=bucket,
+                Prefix=name + "/",
+                **following,
+            )
+            for upload in page.get("Uploads", ()):
+                # Some servers ignore the prefix, and others' uploads are not ours to end.
+                if upload["Key"].startswith(name + "/"):
+                    where = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    path, started = f"{bucket}/{upload['Key']}", upload["Initiated"].timestamp()
+                    found.append(Unfinished(path, upload["UploadId"], started, self._parts(where)))
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                return found
+            following = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page.get("NextUploadIdMarker", ""),
+            }
+
+    def _parts(self, where: Mapping[str, str]) -> int:
+        """Bytes of the parts of an upload: of the first thousand, which is most that we make."""
+        try:
+            page = self._call("list", "list_parts", None, self.times.timeout, **where)
+        except (Missing, TierError):
+            return 0  # it ended meanwhile, or may not be looked at; the size is only told
+        return sum(int(part["Size"]) for part in page.get("Parts", ()))
+
+    def abandon(self, upload: Unfinished) -> None:
+        try:
+            self._call(
+                "delete",
+                "abort_multipart_upload",
+                None,
+                self.times.timeout,
+                UploadId=upload.id,
+                **_where(upload.path),
+            )
+        except Missing:
+            pass
+        except TierError as error:
+            if not error.reason.startswith(NO_UPLOAD):
+                raise
 
     def _call(
         self, operation: str, method: str, key: str | None, seconds: float, **arguments: Any

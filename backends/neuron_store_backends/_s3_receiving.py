@@ -16,7 +16,7 @@ from neuron_store.streams import create_file
 from neuron_store_backends._attempts import Attempts
 from neuron_store_backends._objects import PIECE
 from neuron_store_backends._streaming import InOrder
-from neuron_store_backends._trouble import Missing
+from neuron_store_backends._trouble import Missing, Vanished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +182,7 @@ class Reader(io.RawIOBase):
         except Missing:
             if not self._at:
                 raise
-            raise TierError(
+            raise Vanished(
                 self._objects.location, "read", f"{self._path} vanished while read", key=self._key
             ) from None
         # No more than the record says: the digest would not be its own.

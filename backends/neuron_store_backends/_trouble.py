@@ -20,6 +20,7 @@ __all__ = [
     "Kind",
     "Missing",
     "Trouble",
+    "Vanished",
     "backoff",
     "chain",
     "network_trouble",
@@ -85,6 +86,10 @@ class Exists(Exception):
 
 class Changed(Exception):
     """A replace found another version. Internal: judged by reading back, never escapes."""
+
+
+class Vanished(TierError):
+    """An object was removed between two pieces of it."""
 
 
 def backoff(attempt: int) -> float:

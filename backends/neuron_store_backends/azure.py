@@ -151,8 +151,9 @@ class AzureObjects(AsyncObjects):
                 raise
             # No range of an empty blob can be had, not even the first.
             found = await blob.get_blob_properties(**self._limits)
-            return Blob(b"", found.etag)
-        return Blob(await stream.readall(), stream.properties.etag)
+            return Blob(b"", found.etag, found.last_modified.timestamp())
+        found = stream.properties
+        return Blob(await stream.readall(), found.etag, found.last_modified.timestamp())
 
     async def _put(self, fs: Any, path: str, data: bytes, **condition: Any) -> None:
         blob = self._blob(fs, path)

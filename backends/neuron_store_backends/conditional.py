@@ -7,7 +7,10 @@ Below the tier's prefix:
   visible. Files of a few KiB travel inside it.
 * `payload/<key>/damaged`: a reader's word that a payload had wrong bytes of the right size, which
   no listing shows. The next publish checks every digest when it sees one.
+* `payload/<key>/sweeping`: somebody removes payload of this key that no record names; a publisher
+  that sees it after its commit waits until it is gone, and then looks what is missing.
 * `probe/<random>`: what `probe` and the check of the store's honesty write, and remove.
+* `gc/collector.json`: keeps a second collector out.
 """
 
 from __future__ import annotations
@@ -37,14 +40,15 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream, require_empty
-from neuron_store_backends._trouble import Exists, Missing
+from neuron_store.streams import copy_stream, digest_stream, empty_directory, require_empty
+from neuron_store_backends._trouble import Exists, Missing, Vanished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
+    from neuron_store.collector import Collector
     from neuron_store_backends._objects import Blob, Objects
 
 __all__ = ["GRACE", "ConditionalStore"]
@@ -53,6 +57,22 @@ _log = logging.getLogger(__name__)
 
 GRACE = 3600.0
 """Seconds for which a payload that no record names is left alone: its record may be on the way."""
+
+
+_ROUNDS = 6
+_PATIENCE = (0.2, 0.8)
+
+
+class _Exchanged(Exception):
+    """The artifact that is being read was removed. Internal: read anew, or not found."""
+
+
+class _Lost(Exception):
+    """Payload that the record names is not there. Internal: looked for again, or corrupt."""
+
+    def __init__(self, error: ArtifactCorrupt) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class ConditionalStore(ArtifactStore):
@@ -94,6 +114,10 @@ class ConditionalStore(ArtifactStore):
         """Where a file is that does not travel in the record."""
         return f"{self.payload_root(key)}/{file.sha256}/{file.name}"
 
+    def sweep_path(self, key: str) -> str:
+        """Where somebody says that payload is being swept."""
+        return f"{self.payload_root(key)}/sweeping"
+
     def damage_path(self, key: str) -> str:
         """Where readers say that a payload was damaged."""
         return f"{self.payload_root(key)}/damaged"
@@ -105,57 +129,112 @@ class ConditionalStore(ArtifactStore):
         return found[0] if found is not None else None
 
     def open_file(self, key: str, name: str) -> BinaryIO:
-        found = self._record(check_key(key))
-        if found is None:
-            raise ArtifactNotFound(key, self.location)
-        artifact, inline = found
-        file = artifact.file(name)
-        if file is None:
-            raise ArtifactNotFound(key, f"{self.location} (it has no file {name!r})")
-        if name in inline:
-            return io.BytesIO(inline[name])
-        try:
-            return self.open_payload(key, file)
-        except Missing as error:
-            raise self._lost(key, file) from error
+        check_key(key)
+        for _ in range(_ROUNDS):
+            found = self._record(key)
+            if found is None:
+                break
+            artifact, inline = found
+            file = artifact.file(name)
+            if file is None:
+                raise ArtifactNotFound(key, f"{self.location} (it has no file {name!r})")
+            if name in inline:
+                return io.BytesIO(inline[name])
+            try:
+                return self.open_payload(key, file)
+            except Missing as error:
+                self._require_gone(artifact, file, error)
+        raise ArtifactNotFound(key, self.location)
 
     def fetch(self, key: str, into: Path) -> Artifact:
         check_key(key)
         require_empty(into)
-        found = self._record(key)
-        if found is None:
-            raise ArtifactNotFound(key, self.location)
-        artifact, inline = found
+        pauses = iter(_PATIENCE)
+        for _ in range(_ROUNDS):
+            found = self._record(key)
+            if found is None:
+                break
+            artifact, inline = found
+            try:
+                return self._fetch(artifact, inline, into)
+            except _Exchanged:
+                # Deleted, and perhaps published again, while it was read: from the start.
+                empty_directory(into)
+            except _Lost as lost:
+                # A publisher may be bringing back what was swept under its hands.
+                empty_directory(into)
+                pause = next(pauses, None)
+                if pause is None:
+                    if self.sweep_path(key) in self.objects.listing(self.payload_root(key)):
+                        break
+                    self._note_damage(key)
+                    raise lost.error from lost
+                time.sleep(pause)
+            except ArtifactCorrupt:
+                self._note_damage(key)
+                raise
+            except NeuronStoreError:
+                raise
+            except OSError as error:
+                raise TierError(
+                    str(into), "write", error.strerror or "failed", key=key, code=error.errno
+                ) from error
+        raise ArtifactNotFound(key, self.location)
+
+    def _fetch(self, artifact: Artifact, inline: Mapping[str, bytes], into: Path) -> Artifact:
+        key = artifact.key
         afar = {self.payload_path(key, f): f for f in artifact.files if f.name not in inline}
+        done = {
+            f.name: copy_stream(
+                io.BytesIO(inline[f.name]), into, f, key=key, location=self.location
+            )
+            for f in artifact.files
+            if f.name in inline
+        }
         try:
-            done = {
-                f.name: copy_stream(
-                    io.BytesIO(inline[f.name]), into, f, key=key, location=self.location
-                )
-                for f in artifact.files
-                if f.name in inline
-            }
             received = self.objects.receive(list(afar.items()), into, key=key)
-            done |= {file.name: file for file in received}
         except Missing as error:
-            raise self._lost(key, afar[error.args[0]]) from error
-        except ArtifactCorrupt:
-            self._note_damage(key)
-            raise
-        except NeuronStoreError:
-            raise
-        except OSError as error:
-            raise TierError(
-                str(into), "write", error.strerror or "failed", key=key, code=error.errno
-            ) from error
+            try:
+                self._require_gone(artifact, afar[error.args[0]], error)
+            except ArtifactCorrupt as corrupt:
+                raise _Lost(corrupt) from error
+            raise _Exchanged from error
+        done |= {file.name: file for file in received}
         return attrs.evolve(artifact, files=tuple(done[f.name] for f in artifact.files))
 
     def verify(self, key: str) -> Artifact:
-        try:
-            return super().verify(key)
-        except ArtifactCorrupt:
-            self._note_damage(key)
-            raise
+        check_key(key)
+        for _ in range(_ROUNDS):
+            found = self._record(key)
+            if found is None:
+                break
+            try:
+                self._verify(*found)
+            except _Exchanged:
+                continue
+            except ArtifactCorrupt:
+                self._note_damage(key)
+                raise
+            return found[0]
+        raise ArtifactNotFound(key, self.location)
+
+    def _verify(self, artifact: Artifact, inline: Mapping[str, bytes]) -> None:
+        for file in artifact.files:
+            if file.name in inline:
+                continue  # checked when the record was parsed
+            try:
+                with self.open_payload(artifact.key, file) as stream:
+                    size, digest = digest_stream(stream)
+            except (Missing, Vanished) as error:
+                self._require_gone(artifact, file, error)
+                raise _Exchanged from error
+            if (size, digest) != (file.size, file.sha256):
+                raise ArtifactCorrupt(
+                    artifact.key,
+                    self.location,
+                    f"{file.name} has {size} bytes, sha256 {digest}; "
+                    f"the record says {file.size}, {file.sha256}",
+                )
 
     def path_of(self, key: str) -> Path | None:
         return super().path_of(check_key(key))
@@ -201,11 +280,16 @@ class ConditionalStore(ArtifactStore):
                 raise InvalidRecord(f"in-line {file.name} has other bytes", source=self.location)
         return artifact, inline
 
-    def _lost(self, key: str, file: ArtifactFile) -> NeuronStoreError:
-        """The error for a payload that is not there: the artifact is gone, or it is damaged."""
-        if self.objects.read(self.index_path(key), MAX_RECORD_BYTES, key=key) is None:
-            return ArtifactNotFound(key, self.location)
-        return ArtifactCorrupt(key, self.location, f"{file.name} is named and not there")
+    def _require_gone(self, artifact: Artifact, file: ArtifactFile, cause: Exception) -> None:
+        """Payload is not there: fine when its record is not there either, or is another by now.
+
+        Raises:
+            ArtifactCorrupt: the record still names it.
+        """
+        now = self._record(artifact.key)
+        if now is not None and now[0].write_id == artifact.write_id:
+            reason = f"{file.name} is named and not there"
+            raise ArtifactCorrupt(artifact.key, self.location, reason) from cause
 
     def _note_damage(self, key: str) -> None:
         if self._read_only:
@@ -231,22 +315,32 @@ class ConditionalStore(ArtifactStore):
 
         Younger payload may be that of a publisher whose record is on its way; `gc` sweeps it.
         """
-        path = self.index_path(check_key(key))
-        if self.objects.read(path, MAX_RECORD_BYTES, key=key) is None:
-            return False
+        return self.take_away(check_key(key)) is not None
+
+    def take_away(self, key: str, *, since: float | None = None) -> int | None:
+        """As `delete`; bytes freed, None when there was nothing.
+
+        Args:
+            key: checked.
+            since: Unix seconds by the store's clock: a record written later than that stays.
+        """
+        from neuron_store_backends._sweeping import sweep_payload  # noqa: PLC0415  (most only read)
+
+        path = self.index_path(key)
+        blob = self.objects.read(path, MAX_RECORD_BYTES, key=key)
+        if blob is None:
+            return None
+        if since is not None and blob.modified is not None and blob.modified > since:
+            return None
         step("conditional.hide")
         self.objects.remove(path, key=key)
         step("conditional.free")
-        now = time.time()
-        for stored_path, stored in self.objects.listing(self.payload_root(key), key=key).items():
-            if stored.modified is None or now - stored.modified < self.grace:
-                continue
-            # Each time anew: between two removals somebody may have published the key again, and
-            # a publisher looks once more at payload that was there before it.
-            if self.objects.read(path, MAX_RECORD_BYTES, key=key) is not None:
-                break
-            self.objects.remove(stored_path, key=key)
-        return True
+        return len(blob.data) + (sweep_payload(self, key) or 0)
+
+    def collector(self) -> Collector:
+        from neuron_store_backends._collecting_objects import ObjectCollector  # noqa: PLC0415  (gc only)
+
+        return ObjectCollector(self)
 
     def probe(self) -> TierReport:
         from neuron_store_backends._honesty import probe  # noqa: PLC0415  (only doctor needs it)

@@ -15,6 +15,7 @@ import io
 import json
 import re
 import uuid
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -164,7 +165,11 @@ class GCSObjects(AsyncObjects):
                 await self._list_page(fs, self.root, {"maxResults": "1"})
             raise
         self._bucket_seen = True
-        return Blob(data[: limit + 1], headers.get("X-Goog-Generation", ""))
+        return Blob(
+            data[: limit + 1],
+            headers.get("X-Goog-Generation", ""),
+            _moment(headers.get("Last-Modified")),
+        )
 
     async def _create(self, fs: Any, path: str, data: bytes) -> None:
         await self._simple(fs, path, data, {"ifGenerationMatch": "0"})
@@ -346,6 +351,14 @@ class GCSObjects(AsyncObjects):
 
     async def _remove(self, fs: Any, path: str) -> None:
         await self._send(fs, "DELETE", self._object(fs, path))
+
+
+def _moment(text: str | None) -> float | None:
+    """Unix seconds of an HTTP date."""
+    try:
+        return parsedate_to_datetime(text).timestamp() if text else None
+    except ValueError:
+        return None
 
 
 def _answered(status: int, body: bytes) -> Trouble:

@@ -12,11 +12,15 @@ from neuron_store.abc import Publication
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
 from neuron_store.locks import FileKeyLock
+from neuron_store_backends._uses import Uses
 from neuron_store_backends.renaming import RenamingStore
 
 if TYPE_CHECKING:
+    import os
+
     from neuron_store.abc import KeyLock
     from neuron_store.artifact import Artifact
+    from neuron_store.collector import Collector
 
 __all__ = ["LocalStore"]
 
@@ -33,6 +37,36 @@ class LocalStore(RenamingStore):
     scheme = "local"
     lock_timeout = 600.0
     """Seconds that a publish waits for somebody who holds the key's lock."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__(root, name=name, read_only=read_only)
+        self.uses = Uses(self._root)
+
+    def path_of(self, key: str) -> Path | None:
+        path = super().path_of(key)
+        if path is not None and self.uses.note(key):
+            # A collector is at work; what it has not hidden by now it leaves alone.
+            path = super().path_of(key)
+        return path
+
+    def fetch(self, key: str, into: Path) -> Artifact:
+        artifact = super().fetch(key, into)
+        self.uses.note(key)
+        return artifact
+
+    def collector(self) -> Collector:
+        from neuron_store_backends._collecting_local import LocalCollector  # noqa: PLC0415  (gc only)
+
+        return LocalCollector(self)
+
+    def close(self) -> None:
+        self.uses.flush()
 
     def lock(self, key: str, timeout: float) -> KeyLock:
         return FileKeyLock(self._root, key, timeout)

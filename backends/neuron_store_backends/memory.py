@@ -42,7 +42,8 @@ class MemoryObjects(AsyncObjects):
 
     async def _get(self, fs: Any, path: str, limit: int) -> Blob:
         data = fs.cat_file(path)
-        return Blob(data[: limit + 1], hashlib.sha256(data).hexdigest())
+        modified = fs.info(path)["created"].timestamp()
+        return Blob(data[: limit + 1], hashlib.sha256(data).hexdigest(), modified)
 
     async def _create(self, fs: Any, path: str, data: bytes) -> None:
         fs.pipe_file(path, data, mode="create")

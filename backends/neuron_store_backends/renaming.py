@@ -40,7 +40,7 @@ from neuron_store.errors import (
 from neuron_store.neuron_layout import check_loadable, foreign_fault
 from neuron_store.steps import step
 from neuron_store.streams import copy_stream, empty_directory, require_empty
-from neuron_store_backends._aside import claim_and_move, remove_tree
+from neuron_store_backends._aside import claim_and_move, put_back, remove_tree, tree_facts
 from neuron_store_backends._entry import Entry
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from neuron_store.abc import TierReport
     from neuron_store.artifact import ArtifactFile
+    from neuron_store.collector import Collector
     from neuron_store.tier_url import TierURL
 
 __all__ = ["RenamingStore"]
@@ -359,22 +360,55 @@ class RenamingStore(ArtifactStore):
         return False
 
     def delete(self, key: str) -> bool:
-        check_key(key)
+        return self.take_away(check_key(key)) is not None
+
+    def take_away(
+        self,
+        key: str,
+        still: Callable[[Entry], bool] | None = None,
+        regret: Callable[[], bool] | None = None,
+    ) -> int | None:
+        """Hide an artifact, then free it; bytes freed, None when there is none, or it stays.
+
+        Args:
+            key: checked.
+            still: asked right before it is hidden: shall it go?
+            regret: asked right after it was hidden: shall it come back?
+        """
         with self._trouble("delete", key):
             target = f"{self._root}/.staging/{key}.{uuid.uuid4().hex}"
             try:
                 with Entry(self._root, key) as entry:
                     if not self._holds_artifact(entry):
-                        return False
+                        return None
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     step("delete.hide")
-                    gone = claim_and_move(entry, target, still=lambda: True)
+                    wanted = still or (lambda _entry: True)
+                    gone = claim_and_move(entry, target, still=lambda: wanted(entry))
+                    if gone and regret is not None and regret() and put_back(entry, target):
+                        return None
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if not gone:
+                return None
+            step("delete.free")
+            size = tree_facts(target).size
+            remove_tree(target)
+            return size
+
+    def holds_artifact(self, key: str) -> bool:
+        """Whether a committed entry, be it damaged, is under the key."""
+        with self._trouble("find", key):
+            try:
+                with Entry(self._root, key) as entry:
+                    return self._holds_artifact(entry)
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            if gone:
-                step("delete.free")
-                remove_tree(target)
-            return gone
+
+    def collector(self) -> Collector:
+        from neuron_store_backends._collecting_renaming import RenamingCollector  # noqa: PLC0415  (gc only)
+
+        return RenamingCollector(self)
 
     def _require_root(self) -> None:
         """Raise `OSError` when the root is there and is no directory."""

@@ -31,6 +31,7 @@ COMMANDS = {
     "why": (f"{_HERE}.explaining:why", "Tell what a missing artifact differs in from the rest."),
     "compile": (f"{_HERE}.compiling:compile_", "Get a graph's artifact, or those of many."),
     "prefetch": (f"{_HERE}.prefetch:prefetch", "Bring all graphs of manifests to this node."),
+    "gc": (f"{_HERE}.collecting:gc", "Free space: leftovers, and old artifacts if you say so."),
     "manifest": (
         f"{_HERE}.manifest:manifest",
         "What engines compiled: show, compare, check, report.",

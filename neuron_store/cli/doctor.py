@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from neuron_store.abc import TierReport
     from neuron_store.cli.session import Session
+    from neuron_store.diagnosis import Finding
     from neuron_store.tier_url import TierURL
 
 __all__ = ["doctor"]
@@ -36,6 +37,8 @@ class _Examined:
     refused: str | None
     status: int = NO
     """The exit status where it is refused."""
+    findings: tuple[Finding, ...] = ()
+    """How fast it is, and what to do where that is slow."""
 
 
 @click.command()
@@ -43,7 +46,7 @@ class _Examined:
 @pass_session
 @click.pass_context
 def doctor(context: click.Context, session: Session) -> None:
-    """Measure every tier: whether it is there, writable, and keeps its promises.
+    """Measure every tier: whether it is there, writable, keeps its promises, and how fast it is.
 
     Writes inside each tier's own prefix only, and leaves nothing behind. Exit status 1 when a tier
     must not be used, 2 when its URL or an extra that it needs is at fault.
@@ -62,12 +65,29 @@ def doctor(context: click.Context, session: Session) -> None:
             for check in each.report.checks if each.report is not None else ():
                 outcome = "ok" if check.passed else "failed" if check.required else "warning"
                 rows.append((each.location, check.name, outcome, None, check.detail))
+            for finding in each.findings:
+                outcome = "slow" if finding.remedy else "ok"
+                detail = (each.location, finding.name, outcome, finding.seconds, finding.detail)
+                rows.append(detail)
         out.table(_COLUMNS, rows)
     for each in found:
-        if each.refused is not None:
-            out.say(f"error: {each.location} must not be used: {each.refused}")
+        _advise(session, each)
     if not good:
         context.exit(max(each.status for each in found if each.refused is not None))
+
+
+def _advise(session: Session, each: _Examined) -> None:
+    """In words: what is wrong, what that means, and what to do."""
+    out = session.out
+    for check in each.report.checks if each.report is not None else ():
+        if not check.passed and check.remedy:
+            word = "failed" if check.required else "warning"
+            out.say(f"{word}: {each.location}: {check.name}: {check.detail}; {check.remedy}")
+    for finding in each.findings:
+        if finding.remedy:
+            out.say(f"slow: {each.location}: {finding.name}: {finding.detail}; {finding.remedy}")
+    if each.refused is not None:
+        out.say(f"error: {each.location} must not be used: {each.refused}")
 
 
 def _examine(session: Session) -> Iterator[_Examined]:
@@ -83,6 +103,7 @@ def _examine(session: Session) -> Iterator[_Examined]:
 
 def _examine_one(url: TierURL, seconds: float) -> _Examined:
     from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.diagnosis import diagnose  # noqa: PLC0415
     from neuron_store.errors import ConfigError  # noqa: PLC0415
     from neuron_store.registry import open_tier  # noqa: PLC0415
 
@@ -95,15 +116,19 @@ def _examine_one(url: TierURL, seconds: float) -> _Examined:
         report = ask(tier.location, tier.probe, seconds=seconds)
     if isinstance(report, Trouble):
         return _Examined(url.location, None, report.detail)
-    return _Examined(url.location, report, report.refused)
+    findings = tuple(diagnose(report, local=url.scheme == "local"))
+    return _Examined(url.location, report, report.refused, findings=findings)
 
 
 def _plain(each: _Examined) -> dict[str, object]:
     report = each.report
+    speed = report.speed if report is not None else None
     return {
         "location": each.location,
         "fit": each.refused is None,
         "refused": each.refused,
         "latency_seconds": report.latency if report is not None else None,
+        "speed": None if speed is None else attrs.asdict(speed),
+        "findings": [attrs.asdict(finding) for finding in each.findings],
         "checks": [attrs.asdict(check) for check in report.checks] if report is not None else [],
     }

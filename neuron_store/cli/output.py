@@ -32,9 +32,11 @@ SCHEMA = 1
 _FOLDED = 7
 _STYLES = {
     **dict.fromkeys(("ok", "hit", "created", "present", "fetched", "compiled", "fit"), "green"),
+    **dict.fromkeys(("removed",), "green"),
     **dict.fromkeys(
         ("missing", "miss", "may miss", "conflict", "repaired", "skipped", "waited"), "yellow"
     ),
+    **dict.fromkeys(("kept", "would go", "slow", "warning"), "yellow"),
     **dict.fromkeys(("corrupt", "error", "failed", "FAILED", "refused"), "bold red"),
 }
 

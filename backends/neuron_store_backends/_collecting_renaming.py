@@ -1,0 +1,203 @@
+"""Garbage of the rename tiers: what killed processes left beside the entries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from neuron_store.artifact import RECORD_NAME, is_key
+from neuron_store.collector import Collector, Garbage, Holding
+from neuron_store.errors import NeuronStoreError, TierError
+from neuron_store.neuron_layout import MARK_NAME
+from neuron_store.steps import step
+from neuron_store_backends._aside import remove_tree, tree_facts
+from neuron_store_backends._entry import Entry
+from neuron_store_backends._guarding import FileGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from neuron_store.abc import Lease
+    from neuron_store_backends.renaming import RenamingStore
+
+__all__ = ["RenamingCollector"]
+
+_log = logging.getLogger(__name__)
+
+_PLACES = {
+    ".staging": ("staging", "left behind by a process that was killed or cut off"),
+    ".quarantine": ("quarantine", "a damaged entry that was taken away from its name"),
+    ".failed": ("failure", "word of a failed compile; those it was for are gone"),
+    ".leases": ("lease", "a lease whose holder is gone"),
+}
+_GUARDS = ".gc"
+# How the Neuron stack's own promote and fetch call their staging, beside the entries.
+_NEURON_STAGING = re.compile(r"[0-9a-f]{32}\.tmp\.(?:[A-Za-z0-9._-]+\.)?\d+\Z")
+_REPUBLISHED = 2.0
+_LEASE_GRACE = 3600.0
+
+
+class RenamingCollector(Collector):
+    """Of a directory on one file system."""
+
+    def __init__(self, store: RenamingStore) -> None:
+        self.store = store
+        self.root = str(store.root)
+        self._guard: FileGuard | None = None
+
+    def exclusive(self) -> AbstractContextManager[Lease]:
+        self._guard = FileGuard(self.root)
+        return self._guard
+
+    def now(self) -> float:
+        """Unix seconds by the file system's clock, as far as that is known: a dry run writes
+        nothing, and so goes by this machine's.
+        """
+        return time.time() + (self._guard.clock_offset if self._guard is not None else 0.0)
+
+    # -- artifacts ------------------------------------------------------------------------------
+
+    def holdings(self) -> Iterator[Holding]:
+        for name in self._names(""):
+            if not is_key(name):
+                continue
+            path = f"{self.root}/{name}"
+            try:
+                if self.store.holds_artifact(name):
+                    with Entry(self.root, name) as entry:
+                        age = max(0.0, self.now() - _last_published(entry))
+                    yield Holding(name, tree_facts(path).size, age)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, NeuronStoreError) as error:
+                # A newer release's record, or another user's directory: it takes space, and is
+                # not ours to judge.
+                _log.warning("%s is counted and left alone: %s", path, error)
+                yield Holding(name, _size(path), None)
+
+    def evict(self, holding: Holding, unused: float) -> int | None:
+        del unused  # uses are known to a node's own tier only
+        return self.store.take_away(
+            holding.key, still=lambda entry: self._unchanged(entry, holding)
+        )
+
+    def _unchanged(self, entry: Entry, holding: Holding) -> bool:
+        """Whether it is the entry that was listed, and not one that was published since."""
+        age = self.now() - _last_published(entry)
+        return holding.age is None or age >= holding.age - _REPUBLISHED
+
+    # -- garbage --------------------------------------------------------------------------------
+
+    def garbage(self, grace: float) -> Iterator[Garbage]:
+        for folder, (kind, reason) in _PLACES.items():
+            # A live lease changes all the time; a short grace must not take one from its holder.
+            least = max(grace, _LEASE_GRACE) if kind == "lease" else grace
+            for name in self._names(folder):
+                key = name.rsplit(".", 1)[0]
+                found = self._judge(f"{folder}/{name}", kind, reason, key if is_key(key) else None)
+                if found is not None and found.age >= least:
+                    yield found
+        for name in self._names(_GUARDS):
+            if name != "collector":
+                reason = "left by a collector that was killed"
+                found = self._judge(f"{_GUARDS}/{name}", "guard", reason, None)
+                if found is not None and found.age >= grace:
+                    yield found
+        for name in self._names(""):
+            if _NEURON_STAGING.match(name):
+                reason = "staging of the Neuron stack, whose process was killed"
+                found = self._judge(name, "staging", reason, name.partition(".")[0])
+                if found is not None and found.age >= grace:
+                    yield found
+
+    def _judge(self, name: str, kind: str, reason: str, key: str | None) -> Garbage | None:
+        try:
+            facts = tree_facts(f"{self.root}/{name}")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._trouble(error) from error
+        return Garbage(kind, name, facts.size, max(0.0, self.now() - facts.changed), reason, key)
+
+    def sweep(self, garbage: Garbage) -> int | None:
+        self._require_ours(garbage)
+        again = self._judge(garbage.name, garbage.kind, garbage.reason, garbage.key)
+        if again is None or again.age < garbage.age:
+            return None
+        path = f"{self.root}/{garbage.name}"
+        step("gc.hide")
+        try:
+            if not os.path.isdir(path) or os.path.islink(path):
+                os.unlink(path)
+                return again.size
+            # One rename first: a publisher that was only stopped, and wants to rename it into
+            # place, finds it whole or not at all.
+            target = f"{self.root}/.staging/gone.{uuid.uuid4().hex}"
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(path, target)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._trouble(error) from error
+        step("gc.free")
+        remove_tree(target)
+        if os.path.lexists(target):
+            raise TierError(
+                self.store.location,
+                "gc",
+                f"some of {target} cannot be removed; see the warnings, and give this user the "
+                "right to remove it",
+            )
+        return again.size
+
+    def _require_ours(self, garbage: Garbage) -> None:
+        folder, _, name = garbage.name.rpartition("/")
+        known = folder in _PLACES or folder == _GUARDS or _NEURON_STAGING.match(garbage.name)
+        if not known or name in {"", ".", ".."}:
+            raise ValueError(f"{garbage.name!r} is none of this collector's findings")
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(f"{self.root}/{folder}" if folder else self.root))
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:
+            if folder:
+                return []
+            raise self._trouble(error) from error
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def _trouble(self, error: OSError) -> TierError:
+        place = f" ({error.filename})" if error.filename else ""
+        return TierError(self.store.location, "gc", f"{error.strerror}{place}", code=error.errno)
+
+
+def _last_published(entry: Entry) -> float:
+    """When the entry came, or when the Neuron stack last used it: Unix seconds."""
+    # Not the directory's own time: a claim that was given up, or a rank's lock file, changes it.
+    came = _changed(entry, RECORD_NAME)
+    if came is None:
+        came = _changed(entry, MARK_NAME)
+    used = _changed(entry, ".cache_accessed")
+    moments = [moment for moment in (came, used) if moment is not None]
+    return max(moments) if moments else os.fstat(entry.fd).st_mtime
+
+
+def _changed(entry: Entry, name: str) -> float | None:
+    try:
+        return os.stat(name, dir_fd=entry.fd, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _size(path: str) -> int:
+    try:
+        return tree_facts(path).size
+    except OSError:
+        return 0
