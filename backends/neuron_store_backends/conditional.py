@@ -7,6 +7,7 @@ Below the tier's prefix:
   visible. Files of a few KiB travel inside it.
 * `payload/<key>/damaged`: a reader's word that a payload had wrong bytes of the right size, which
   no listing shows. The next publish checks every digest when it sees one.
+* `lease/<key>.json`: the lease of a key, while somebody holds it (`_leasing`).
 * `probe/<random>`: what `probe` and the check of the store's honesty write, and remove.
 """
 
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from neuron_store.abc import Lease
     from neuron_store.artifact import ArtifactFile
+    from neuron_store_backends._leasing import ObjectLeases
     from neuron_store_backends._objects import Blob, Objects
 
 __all__ = ["GRACE", "ConditionalStore"]
@@ -74,6 +77,7 @@ class ConditionalStore(ArtifactStore):
         self.grace = GRACE
         self._name = name
         self._read_only = read_only
+        self._leases: ObjectLeases | None = None
 
     @property
     def location(self) -> str:
@@ -262,6 +266,13 @@ class ConditionalStore(ArtifactStore):
                 break
             self.objects.remove(stored_path, key=key)
         return True
+
+    def lease(self, key: str, ttl: float) -> Lease:
+        if self._leases is None:
+            from neuron_store_backends._leasing import ObjectLeases  # noqa: PLC0415  (few ask for one)
+
+            self._leases = ObjectLeases(self.objects)
+        return self._leases.take(key, ttl)
 
     def probe(self) -> TierReport:
         from neuron_store_backends._honesty import probe  # noqa: PLC0415  (only doctor needs it)
