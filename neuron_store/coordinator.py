@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import itertools
 import logging
 import os
 import shutil
@@ -37,6 +38,7 @@ from neuron_store.fleet import Fleet
 from neuron_store.neuron_layout import MARK_NAME, completion_mark, list_files, neff_name
 from neuron_store.policy import CompilePolicy
 from neuron_store.streams import create_file, open_regular, write_all
+from neuron_store.tier_health import Stalled, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -285,11 +287,21 @@ class CompileCoordinator:
 
     def _promote_leased(self, key: str, lease: Lease) -> None:
         """Before the lease is given back, or those who wait would compile after all."""
-        if lease.held():
-            self._promote(key, None if self._policy.promote else lease.location)
-        else:
+        if not lease.held():
             # The first writer would win all the same; the next holder promotes its own.
             _log.warning("%s: not promoted, since the lease was lost meanwhile", key)
+            return
+        to = None if self._policy.promote else lease.location
+        beats = itertools.count()
+        try:
+            # An upload may take as long as it is large. A tier that bears no heartbeat is mute.
+            bounded(
+                lambda: self._promote(key, to),
+                self._policy.lease_ttl,
+                lambda: next(beats) if lease.held() else None,
+            )
+        except Stalled:
+            _log.warning("%s: promote given up; %s does not answer", key, lease.location)
 
     def _promote(self, key: str, to: str | None = None) -> None:
         promote = getattr(self._store, "promote", None)
