@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from neuron_store.abc import ArtifactStore, Lease
@@ -12,7 +13,7 @@ from neuron_store.errors import ReadOnlyTier, TierError, Unsupported
 from neuron_store.readonly import ReadOnlyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from neuron_store.tier_health import TierHealth
 
@@ -50,20 +51,48 @@ def first_lease(
         elif reason := health.resting():
             trouble = trouble or TierError(tier.location, "lease", reason, key=key)
         else:
+            taking = _Taking(functools.partial(tier.lease, key, ttl))
             try:
-                take = functools.partial(tier.lease, key, ttl)
-                return _TierLease(
-                    health.run("lease", key, take, seconds=deadline), health, key, deadline
-                )
+                lease = health.run("lease", key, taking, seconds=deadline)
             except Unsupported as error:
                 reasons.append(str(error))
             except ReadOnlyTier as error:
                 reasons.append(error.reason)
             except TierError as error:
+                taking.give_up()
                 trouble = trouble or error
+            else:
+                return _TierLease(lease, health, key, deadline)
     if trouble is not None:
         raise trouble
     raise Unsupported("lease", "the store", "; ".join(reasons) or "it has no shared tier")
+
+
+class _Taking:
+    """A call for a lease, which gives back what it gets after its caller has gone."""
+
+    def __init__(self, take: Callable[[], Lease]) -> None:
+        self._take = take
+        self._guard = threading.Lock()
+        self._lease: Lease | None = None
+        self._given_up = False
+
+    def __call__(self) -> Lease:
+        lease = self._take()
+        with self._guard:
+            self._lease = lease
+            given_up = self._given_up
+        if given_up:
+            lease.release()
+        return lease
+
+    def give_up(self) -> None:
+        with self._guard:
+            self._given_up = True
+            lease = self._lease
+        if lease is not None:
+            # It came in the last moment, from a tier that is slow to answer.
+            threading.Thread(target=lease.release, name="neuron_store-tier", daemon=True).start()
 
 
 class _TierLease(Lease):
