@@ -155,8 +155,8 @@ class HeldLease(Lease):
         if not self._claim.renew():
             self._lost = True
             _log.warning(
-                "the lease of %s at %s was lost: no sign of life from here for %.0f s, and another "
-                "node took it over",
+                "the lease of %s at %s was lost: last renewed %.0f s ago, and by now it is another "
+                "node's, or removed",
                 self._key,
                 self._location,
                 began - self._confirmed,
