@@ -114,7 +114,12 @@ class LeaseContract:
             with leasing() as store:
                 store.lease(KEY, self.lease_ttl)
         with _stores(leasing) as stores:
-            got = _race(stores, KEY, self.lease_ttl, patience=2.5 * self.lease_ttl)
+            for store in stores:
+                with pytest.raises(LeaseHeld):
+                    store.lease(KEY, self.lease_ttl)
+            # From now on each of them may take it over, and all try at the same moment.
+            time.sleep(self.lease_ttl * 1.1)
+            got = _race(stores, KEY, self.lease_ttl, patience=1.5 * self.lease_ttl)
         assert len(got) == 1
 
     def test_a_forked_child_neither_has_nor_gives_back_its_parents_lease(

@@ -65,6 +65,8 @@ def seaweed(folder: Path) -> Iterator[str]:
         *(f"-dir={folder / 'data'}", f"-master.port={master}", f"-volume.port={volume}"),
         *("-master.volumeSizeLimitMB=1024", "-volume.max=50", "-filer", f"-filer.port={filer}"),
         *("-s3", f"-s3.port={s3}", f"-s3.config={config}", "-master.telemetry=false"),
+        # Fixed ports otherwise, by which a second server on the machine dies.
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
     ]
     with program(arguments, url, folder / "weed.log", cwd=folder, seconds=60):
         _wait_for_a_write(url)
