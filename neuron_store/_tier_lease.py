@@ -8,8 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from neuron_store.abc import ArtifactStore, Lease
-from neuron_store.errors import ReadOnlyTier, TierError, Unsupported
+from neuron_store.abc import ArtifactStore, Lease, TierAnswer
+from neuron_store.errors import ReadOnlyTier, TierError, TiersUnavailable, Unsupported
 from neuron_store.readonly import ReadOnlyStore
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ def first_lease(
 
     Raises:
         LeaseHeld: somebody else holds it.
-        TierError: no tier could say, and one was in trouble.
+        TiersUnavailable: those that might have leases are left alone at the moment.
+        TierError: no tier could say, and one was in trouble just now.
         Unsupported: no tier has leases; says why for each.
     """
     reasons: list[str] = []
+    resting: list[TierAnswer] = []
     trouble: TierError | None = None
     for tier, health in tiers:
         if isinstance(tier, ReadOnlyStore):
@@ -49,23 +51,29 @@ def first_lease(
             # Not asked: an answer that costs the tier nothing says nothing of its health.
             reasons.append(f"{type(tier).__name__} has none")
         elif reason := health.resting():
-            trouble = trouble or TierError(tier.location, "lease", reason, key=key)
+            resting.append(TierAnswer(tier.location, "skipped", reason))
         else:
-            taking = _Taking(functools.partial(tier.lease, key, ttl))
             try:
-                lease = health.run("lease", key, taking, seconds=deadline)
-            except Unsupported as error:
+                return _ask(tier, health, key, ttl, deadline)
+            except (Unsupported, ReadOnlyTier) as error:
                 reasons.append(str(error))
-            except ReadOnlyTier as error:
-                reasons.append(error.reason)
             except TierError as error:
-                taking.give_up()
                 trouble = trouble or error
-            else:
-                return _TierLease(lease, health, key, deadline)
     if trouble is not None:
         raise trouble
+    if resting:
+        raise TiersUnavailable(key, resting)
     raise Unsupported("lease", "the store", "; ".join(reasons) or "it has no shared tier")
+
+
+def _ask(tier: ArtifactStore, health: TierHealth, key: str, ttl: float, deadline: float) -> Lease:
+    taking = _Taking(functools.partial(tier.lease, key, ttl))
+    try:
+        lease = health.run("lease", key, taking, seconds=deadline)
+    except TierError:
+        taking.give_up()
+        raise
+    return _TierLease(lease, health, key, deadline)
 
 
 class _Taking:

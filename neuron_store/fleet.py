@@ -20,6 +20,7 @@ from neuron_store.errors import (
     LeaseHeld,
     NeuronStoreError,
     TierError,
+    TiersUnavailable,
     Unsupported,
 )
 
@@ -36,9 +37,10 @@ _log = logging.getLogger(__name__)
 # one compile then asks for 500 to 2000 objects a second, which an object store bears.
 _SECONDS_A_REQUEST = 0.5
 _LONGEST_PAUSE = 2.0
-# A look that fails at once is tried again; trouble that lasts is what the lease is given up for.
+# A look that fails is tried again: a fleet that starts together is what makes a store throttle, and
+# the worst moment to compile everywhere. So many in a row, or the tiers' deadline, are the end.
 _TRIES = 3
-_TROUBLE_SECONDS = 5.0
+_DEADLINE = 30.0
 
 
 @attrs.frozen
@@ -101,6 +103,7 @@ class Fleet:
         self._timeout = timeout
         # An artifact look asks each shared tier, where there are several.
         self._requests = max(1, len(getattr(store, "shared", ())))
+        self._deadline: float = getattr(store, "deadline", _DEADLINE)
         self._told = False
 
     def turn(self, key: str, until: float, *, look: bool = True) -> Turn:
@@ -125,12 +128,13 @@ class Fleet:
                 if holder is None or (holder.holder, holder.host) != (error.holder, error.host):
                     _log.info("%s; waiting", error)
                 holder, failures, lost = error, 0, 0.0
-            except Unsupported as error:
+            except (Unsupported, TiersUnavailable) as error:
+                # The latter: left alone after repeated trouble, and not asked at all.
                 self._tell(error)
                 return Turn()
             except TierError as error:
                 failures, lost = failures + 1, lost + time.monotonic() - asked
-                if failures == _TRIES or lost > _TROUBLE_SECONDS:
+                if failures == _TRIES or lost >= self._deadline:
                     self._tell(error)
                     return Turn()
             if holder is not None and time.monotonic() >= until:

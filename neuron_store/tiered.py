@@ -87,6 +87,11 @@ class TieredStore(ArtifactStore):
         """The tiers behind the local one, in the order in which they are asked."""
         return self._tiers[1:]
 
+    @property
+    def deadline(self) -> float:
+        """Seconds that shared tiers in trouble may cost a key in all."""
+        return self._deadline
+
     def counters(self) -> Mapping[str, TierCounters]:
         """Tier name to what it did for this process."""
         return {name: health.counters for name, health in self._health.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import multiprocessing
 import os
 import signal
@@ -69,8 +70,10 @@ class Told:
 def _node(local, shared, policy, compile_, meeting):
     barrier, results = meeting
     did, payload, error = {}, None, None
+    logging.basicConfig()
     try:
-        store = TieredStore([LocalStore(local), shared()])
+        # A busy machine's slow server is no tier in trouble.
+        store = TieredStore([LocalStore(local), shared()], deadline=120)
         coordinator = CompileCoordinator(store, policy)
         barrier.wait(120)
         path = coordinator.get_or_compile(compile_.job())
