@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import attrs
 
 from neuron_store.artifact import check_key
-from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, Unsupported
+from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, ConfigError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from neuron_store.collector import Collector
 
 __all__ = [
+    "MAX_LEASE_TTL",
+    "MIN_LEASE_TTL",
     "ArtifactStore",
     "Check",
     "KeyLock",
@@ -40,7 +42,12 @@ __all__ = [
     "Speed",
     "TierAnswer",
     "TierReport",
+    "check_ttl",
 ]
+
+# Seconds. Below, a busy machine misses its own heartbeats; above, the dead block for too long.
+MIN_LEASE_TTL = 0.1
+MAX_LEASE_TTL = 900.0
 
 
 class Publication(enum.Enum):
@@ -172,15 +179,27 @@ class HolderNote:
 
 
 class Lease(abc.ABC):
-    """A fleet-wide claim on a key, kept alive by a heartbeat. Losing it costs work, no more."""
+    """A fleet-wide claim on a key, kept alive by a heartbeat. Losing it costs work, no more.
+
+    It belongs to the process that took it: in a forked child `held` is False and `release` does
+    nothing.
+    """
+
+    @property
+    @abc.abstractmethod
+    def location(self) -> str:
+        """The location of the tier that gave it, where those who wait look for the artifact."""
 
     @abc.abstractmethod
     def held(self) -> bool:
-        """Whether this holder can still be sure of it (asks the tier when in doubt)."""
+        """Whether this holder can still be sure of it (asks the tier when in doubt).
+
+        Asked before a promote: a holder that was stopped, and overtaken meanwhile, finds out here.
+        """
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Give the lease back; idempotent, and harmless when it was lost."""
+        """Give the lease back; idempotent, harmless when it was lost, and never raises."""
 
     def __enter__(self) -> Self:
         return self
@@ -345,7 +364,24 @@ class ArtifactStore(abc.ABC):
         raise Unsupported("scratch", type(self).__name__, "only the local tier has scratch space")
 
     def lease(self, key: str, ttl: float) -> Lease:
-        """Claim a key among all users of the tier; `ttl` in seconds. Raises `LeaseHeld`."""
+        """Claim a key among all users of the tier. One look, which never waits.
+
+        At most one live holder has it. Whoever wants it calls again and again, on the same store: a
+        call that finds the lease as this process saw it for a whole ttl before, by its own
+        monotonic clock, takes it over, and of several such calls exactly one does. No wall clock is
+        asked.
+
+        Args:
+            key: what is claimed; no artifact need be there.
+            ttl: seconds without a heartbeat after which others may take the lease over, from
+                0.1 to 900.
+
+        Raises:
+            LeaseHeld: somebody else holds it, or held it less than a ttl ago.
+            Unsupported: this kind of tier has no leases, or its store cannot keep them honestly.
+            TierError: the tier could not answer.
+            ConfigError: the ttl is out of bounds.
+        """
         del key, ttl
         raise Unsupported("lease", type(self).__name__)
 
@@ -375,6 +411,16 @@ class ArtifactStore(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location!r})"
+
+
+def check_ttl(seconds: float, what: str = "lease ttl") -> float:
+    """Return a lease's time to live, or raise `ConfigError` naming `what`."""
+    if not MIN_LEASE_TTL <= seconds <= MAX_LEASE_TTL:
+        raise ConfigError(
+            f"{what}={seconds!r} is not a number of seconds from {MIN_LEASE_TTL:g} to "
+            f"{MAX_LEASE_TTL:g}"
+        )
+    return seconds
 
 
 def measure_latency(store: ArtifactStore, rounds: int = 5) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import itertools
 import logging
 import os
 import shutil
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuron_store.abc import ArtifactStore, HolderNote, KeyLock, Publication, TierAnswer
+from neuron_store.abc import ArtifactStore, HolderNote, KeyLock, Lease, Publication, TierAnswer
 from neuron_store.artifact import MAX_RECORD_BYTES, RECORD_NAME, Artifact, load_record
 from neuron_store.errors import (
     ArtifactCorrupt,
@@ -33,9 +34,11 @@ from neuron_store.errors import (
     TiersUnavailable,
 )
 from neuron_store.failures import forget_failures, note_failure, read_failures
+from neuron_store.fleet import Fleet
 from neuron_store.neuron_layout import MARK_NAME, completion_mark, list_files, neff_name
 from neuron_store.policy import CompilePolicy
 from neuron_store.streams import create_file, open_regular, write_all
+from neuron_store.tier_health import Stalled, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,8 +70,9 @@ class CompileCoordinator:
         """
         self._store = store
         self._policy = CompilePolicy.load() if policy is None else policy
+        self._fleet: Fleet | None = None
         if self._policy.fleet_lease:
-            _log.warning("NEURON_STORE_FLEET_LEASE is set, and no tier of this release has leases")
+            self._fleet = Fleet(store, self._policy.lease_ttl, self._policy.timeout)
         self._counts: collections.Counter[str] = collections.Counter()
         self._guard = threading.Lock()
 
@@ -94,8 +98,8 @@ class CompileCoordinator:
         if path is not None:
             self._count("hits")
             return path
-        path, compiled = self._miss(job)
-        if compiled and self._policy.promote:
+        path, unpromoted = self._miss(job)
+        if unpromoted and self._policy.promote:
             self._promote(job.key)
         return path
 
@@ -113,10 +117,12 @@ class CompileCoordinator:
         return path
 
     def _miss(self, job: CompileJob) -> tuple[Path, bool]:
+        """The artifact, and whether it was compiled here and nobody promoted it."""
         lock = self._store.lock(job.key, self._policy.timeout)
         arrived_with = {failure.id for failure in read_failures(lock, job.key)}
         failed: list[CompileError] = []
         began = last_try = time.monotonic()
+        until = began + self._policy.timeout
         pause, waited = _FIRST_PAUSE, False
         while True:
             now = time.monotonic()
@@ -124,7 +130,7 @@ class CompileCoordinator:
                 last_try = now
                 if self._acquire(lock):
                     try:
-                        led = self._lead(job, lock, arrived_with, failed, waited=waited)
+                        led = self._lead(job, lock, arrived_with, failed, until, waited=waited)
                     finally:
                         lock.release()
                     if led is not None:
@@ -156,6 +162,7 @@ class CompileCoordinator:
         lock: KeyLock,
         arrived_with: set[str],
         failed: list[CompileError],
+        until: float,
         *,
         waited: bool,
     ) -> tuple[Path, bool] | None:
@@ -171,8 +178,15 @@ class CompileCoordinator:
             return path, False
         if self._policy.require_hit:
             raise CacheMiss(job.key, answers)
+        leased = False
         try:
-            path = self._compile(job)
+            if self._fleet is None:
+                path = self._compile(job)
+            else:
+                fetched, path, leased = self._once_in_the_fleet(job, self._fleet, until)
+                if fetched:
+                    self._count("fetched")
+                    return path, False
         except CompileError as error:
             self._count("failed")
             failed.append(error)
@@ -185,7 +199,28 @@ class CompileCoordinator:
             return None
         self._count("compiled")
         forget_failures(lock)
-        return path, True
+        return path, not leased
+
+    def _once_in_the_fleet(
+        self, job: CompileJob, fleet: Fleet, until: float
+    ) -> tuple[bool, Path, bool]:
+        """Whether another node's artifact was fetched, the path, and whether it had a lease."""
+        look = True
+        while True:
+            with fleet.turn(job.key, until, look=look) as turn:
+                if turn.arrived or turn.lease is not None:
+                    # The last holder may have promoted between our last look and its release.
+                    path, _ = self._fetch(job)
+                    if path is not None:
+                        return True, path, False
+                if turn.arrived:
+                    # It is there and cannot be had. Only the lease is worth waiting for now.
+                    look = False
+                    continue
+                path = self._compile(job)
+                if turn.lease is not None:
+                    self._promote_leased(job.key, turn.lease)
+                return False, path, turn.lease is not None
 
     def _fetch(self, job: CompileJob) -> tuple[Path | None, Sequence[TierAnswer]]:
         try:
@@ -250,12 +285,30 @@ class CompileCoordinator:
         self._count("compiled")
         return scratch
 
-    def _promote(self, key: str) -> None:
+    def _promote_leased(self, key: str, lease: Lease) -> None:
+        """Before the lease is given back, or those who wait would compile after all."""
+        if not lease.held():
+            # The first writer would win all the same; the next holder promotes its own.
+            _log.warning("%s: not promoted, since the lease was lost meanwhile", key)
+            return
+        to = None if self._policy.promote else lease.location
+        beats = itertools.count()
+        try:
+            # An upload may take as long as it is large. A tier that bears no heartbeat is mute.
+            bounded(
+                lambda: self._promote(key, to),
+                self._policy.lease_ttl,
+                lambda: next(beats) if lease.held() else None,
+            )
+        except Stalled:
+            _log.warning("%s: promote given up; %s does not answer", key, lease.location)
+
+    def _promote(self, key: str, to: str | None = None) -> None:
         promote = getattr(self._store, "promote", None)
         if promote is None:
             return
         try:
-            promote(key)
+            promote(key, to)
         except NeuronStoreError as error:
             _log.warning("%s", error)
 

@@ -30,6 +30,10 @@ class CompilePolicy:
     promote: bool = False
     """Promote each artifact after its compile."""
     fleet_lease: bool = False
+    """One node in the fleet compiles a key and promotes it to the tier that gave the lease, since
+    those who wait could not fetch it otherwise."""
+    lease_ttl: float = 30.0
+    """Seconds without a sign of life after which a lease is taken over."""
 
     def __attrs_post_init__(self) -> None:
         if self.disabled and self.require_hit:
@@ -49,6 +53,7 @@ class CompilePolicy:
             attempts=sources.read("NEURON_STORE_COMPILE_ATTEMPTS")[0],
             promote=sources.read("NEURON_STORE_PROMOTE")[0] == "auto",
             fleet_lease=sources.read("NEURON_STORE_FLEET_LEASE")[0],
+            lease_ttl=sources.read("NEURON_STORE_LEASE_TTL")[0],
         )
 
     @classmethod

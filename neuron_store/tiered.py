@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import attrs
 
+from neuron_store._tier_lease import first_lease
 from neuron_store.abc import ArtifactStore, KeyLock, Lease, Publication, TierAnswer, TierReport
 from neuron_store.artifact import Artifact, check_key
 from neuron_store.errors import (
@@ -22,7 +23,6 @@ from neuron_store.errors import (
     ReadOnlyTier,
     TierError,
     TiersUnavailable,
-    Unsupported,
 )
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.streams import empty_directory, require_empty
@@ -86,6 +86,11 @@ class TieredStore(ArtifactStore):
     def shared(self) -> tuple[ArtifactStore, ...]:
         """The tiers behind the local one, in the order in which they are asked."""
         return self._tiers[1:]
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that shared tiers in trouble may cost a key in all."""
+        return self._deadline
 
     def counters(self) -> Mapping[str, TierCounters]:
         """Tier name to what it did for this process."""
@@ -353,13 +358,10 @@ class TieredStore(ArtifactStore):
         return self.local.scratch(key)
 
     def lease(self, key: str, ttl: float) -> Lease:
-        """A lease at the first shared tier that has leases."""
-        for tier in self.shared:
-            try:
-                return tier.lease(key, ttl)
-            except (Unsupported, ReadOnlyTier):
-                continue
-        raise Unsupported("lease", type(self).__name__, "no shared tier has leases")
+        """A lease at the first shared tier that can give one."""
+        check_key(key)
+        tiers = [(tier, self._health[tier.name]) for tier in self.shared]
+        return first_lease(tiers, key, ttl, self._deadline)
 
     def probe(self) -> TierReport:
         reports = [tier.probe() for tier in self._tiers]

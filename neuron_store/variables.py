@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store.abc import check_ttl
 from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_bool
 
@@ -32,6 +33,10 @@ def _seconds(value: Any, what: str) -> float:
     if not (0 < seconds < math.inf):
         raise ConfigError(f"{what}={value!r} is not a positive number of seconds")
     return seconds
+
+
+def _ttl(value: Any, what: str) -> float:
+    return check_ttl(_seconds(value, what), what)
 
 
 def _count(value: Any, what: str) -> int:
@@ -177,7 +182,14 @@ VARIABLES = {
             "fleet_lease",
             False,
             _flag,
-            "one node in the fleet compiles a key, the others wait and fetch",
+            "one node in the fleet compiles a key and promotes it, the others wait and fetch",
+        ),
+        Variable(
+            "NEURON_STORE_LEASE_TTL",
+            "lease_ttl",
+            30.0,
+            _ttl,
+            "seconds without a sign of life after which a fleet lease is taken over",
         ),
     )
 }

@@ -175,6 +175,9 @@ def test_a_root_that_depends_on_the_current_directory_is_refused(environ, told):
         ("NEURON_LIBTORCH_COMPILATION_TIMEOUT", "0"),
         ("NEURON_LIBTORCH_COMPILATION_TIMEOUT", "nan"),
         ("NEURON_STORE_TIER_DEADLINE", "-1"),
+        ("NEURON_STORE_LEASE_TTL", "0.01"),
+        ("NEURON_STORE_LEASE_TTL", "901"),
+        ("NEURON_STORE_LEASE_TTL", "nan"),
         ("NEURON_STORE_COMPILE_ATTEMPTS", "1.5"),
         ("NEURON_STORE_COMPILE_ATTEMPTS", "0"),
         ("NEURON_STORE_PROMOTE", "always"),
@@ -263,6 +266,7 @@ def test_every_variable_of_the_design_is_a_setting():
         "NEURON_STORE_TIER_DEADLINE",
         "NEURON_STORE_PROMOTE",
         "NEURON_STORE_FLEET_LEASE",
+        "NEURON_STORE_LEASE_TTL",
     } <= set(VARIABLES)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from neuron_store_backends._objects import Objects
     from neuron_store_backends.conditional import ConditionalStore
 
-__all__ = ["probe", "require_create", "require_replace"]
+__all__ = ["probe", "replace_fault", "require_create", "require_replace"]
 
 # By identity of the place. Only what passed is kept: a server may be mended.
 _honest_create: set[str] = set()
@@ -64,9 +64,7 @@ def require_replace(objects: Objects, key: str) -> None:
             condition, or to remove it and create another, could displace the record that another
             repairer was just told is there to stay.
     """
-    if objects.identity in _honest_replace:
-        return
-    reason = _replace_twice(objects)
+    reason = replace_fault(objects)
     if reason is not None:
         raise TierUnfit(
             objects.location,
@@ -75,7 +73,20 @@ def require_replace(objects: Objects, key: str) -> None:
             "publishers of the key, delete the entry, and promote it again",
             key=key,
         )
-    _honest_replace.add(objects.identity)
+
+
+def replace_fault(objects: Objects) -> str | None:
+    """Why replace-if-unchanged is not honest, or None when it is; a good answer is kept.
+
+    Raises:
+        TierError: the tier cannot be written.
+    """
+    if objects.identity in _honest_replace:
+        return None
+    reason = _replace_twice(objects)
+    if reason is None:
+        _honest_replace.add(objects.identity)
+    return reason
 
 
 def _scratch(objects: Objects) -> str:

@@ -175,17 +175,21 @@ class Objects(abc.ABC):
 
     def read(self, path: str, limit: int, *, key: str | None = None) -> Blob | None:
         """A small object whole, None when it is not there; `TierError` when it is too large."""
-        try:
-            blob = self._read(path, limit, key)
-        except Missing:
-            return None
-        except Changed as error:
-            raise self.no_place("read", key) from error
-        if len(blob.data) > limit:
+        blob = self.peek(path, limit, key=key)
+        if blob is not None and len(blob.data) > limit:
             raise TierError(
                 self.location, "read", f"{path} is larger than {limit} bytes; not ours", key=key
             )
         return blob
+
+    def peek(self, path: str, limit: int, *, key: str | None = None) -> Blob | None:
+        """As `read`, but of an object that is too large the first `limit` + 1 bytes."""
+        try:
+            return self._read(path, limit, key)
+        except Missing:
+            return None
+        except Changed as error:
+            raise self.no_place("read", key) from error
 
     def create(self, path: str, data: bytes, *, key: str | None = None) -> None:
         """Write only if nothing is there.

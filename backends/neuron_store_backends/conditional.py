@@ -9,6 +9,7 @@ Below the tier's prefix:
   no listing shows. The next publish checks every digest when it sees one.
 * `payload/<key>/sweeping`: somebody removes payload of this key that no record names; a publisher
   that sees it after its commit waits until it is gone, and then looks what is missing.
+* `lease/<key>.json`: the lease of a key, while somebody holds it (`_leasing`).
 * `probe/<random>`: what `probe` and the check of the store's honesty write, and remove.
 * `gc/collector.json`: keeps a second collector out.
 """
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from neuron_store.abc import Lease
     from neuron_store.artifact import ArtifactFile
     from neuron_store.collector import Collector
+    from neuron_store_backends._leasing import ObjectLeases
     from neuron_store_backends._objects import Blob, Objects
 
 __all__ = ["GRACE", "ConditionalStore"]
@@ -91,6 +94,7 @@ class ConditionalStore(ArtifactStore):
         self.grace = GRACE
         self._name = name
         self._read_only = read_only
+        self._leases: ObjectLeases | None = None
 
     @property
     def location(self) -> str:
@@ -341,6 +345,13 @@ class ConditionalStore(ArtifactStore):
         from neuron_store_backends._collecting_objects import ObjectCollector  # noqa: PLC0415  (gc only)
 
         return ObjectCollector(self)
+
+    def lease(self, key: str, ttl: float) -> Lease:
+        if self._leases is None:
+            from neuron_store_backends._leasing import ObjectLeases  # noqa: PLC0415  (few ask for one)
+
+            self._leases = ObjectLeases(self.objects)
+        return self._leases.take(key, ttl)
 
     def probe(self) -> TierReport:
         from neuron_store_backends._honesty import probe  # noqa: PLC0415  (only doctor needs it)

@@ -12,7 +12,7 @@ Needs pytest, which neuron_store itself does not depend on.
 
 import pytest
 
-pytest.register_assert_rewrite("neuron_store.testing.contract")
+pytest.register_assert_rewrite("neuron_store.testing.contract", "neuron_store.testing.leasing")
 
 from neuron_store.testing.contract import ArtifactStoreContract  # noqa: E402  (rewritten first)
 from neuron_store.testing.killing import KilledAt, run_killed_at  # noqa: E402  (as above)

@@ -26,6 +26,7 @@ from neuron_store.errors import (
     InvalidRecord,
 )
 from neuron_store.testing.killing import run_killed_at
+from neuron_store.testing.leasing import LeaseContract
 from neuron_store.testing.racing import race_publishers, racer_bytes
 from neuron_store.testing.samples import make_source
 
@@ -60,7 +61,7 @@ HOSTILE_KEYS = (
 )
 
 
-class ArtifactStoreContract:
+class ArtifactStoreContract(LeaseContract):
     """Run against a tier by subclassing. Class attributes tune it to what a tier costs."""
 
     method: str = "spawn"

@@ -29,6 +29,8 @@ class TestPosixOnNfs(ArtifactStoreContract):
     rounds = 100
     # A miss may be remembered for acdirmin seconds.
     patience = 45.0
+    # One slow processor for all of it.
+    lease_ttl = 6.0
     numbers = itertools.count()
 
     @pytest.fixture

@@ -55,6 +55,7 @@ class TestSeaweed(ArtifactStoreContract):
     method = "fork"
     rounds = 5
     writers = 4
+    lease_ttl = 4.0
 
     @pytest.fixture
     def factory(self, seaweed_url, aws):

@@ -48,6 +48,8 @@ class Faults:
     def __init__(self) -> None:
         self.rules: list[Fault] = []
         self.log: list[tuple[str, str]] = []
+        self.asked: list[tuple[float, str]] = []
+        """moto only: when each request came (`time.monotonic`), and whose access key signed it."""
         self.lock = threading.Lock()
 
     def add(self, action: str, **facts: Any) -> Fault:
@@ -62,6 +64,7 @@ class Faults:
                 rule.released.set()
             self.rules.clear()
             self.log.clear()
+            self.asked.clear()
 
     def take(self, method: str, path: str) -> Fault | None:
         with self.lock:

@@ -7,8 +7,10 @@ makes it exact, and the same middleware is the place for faults.
 from __future__ import annotations
 
 import io
+import re
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 import boto3
@@ -36,6 +38,8 @@ class Exact:
         self.lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        signed = re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+        self.faults.asked.append((time.monotonic(), signed[1] if signed else ""))
         path = environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", "")
         # The whole body first: a client that is stopped meanwhile must not hold the lock.
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
