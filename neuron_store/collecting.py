@@ -123,7 +123,7 @@ def collect(
     if max_size is not None and max_size < 0:
         raise ConfigError(f"max_size={max_size!r} is not a number of bytes; give 0 or more")
     collector = store.collector()
-    guard = contextlib.nullcontext(_DryLease()) if dry_run else collector.exclusive()
+    guard = contextlib.nullcontext(_DryLease(store.location)) if dry_run else collector.exclusive()
     with guard as lease:
         run = _Run(store.location, collector, lease, dry_run=dry_run, progress=progress)
         for garbage in collector.garbage(grace):
@@ -172,6 +172,13 @@ def _choose(
 
 
 class _DryLease(Lease):
+    def __init__(self, location: str) -> None:
+        self._location = location
+
+    @property
+    def location(self) -> str:
+        return self._location
+
     def held(self) -> bool:
         return True
 

@@ -105,6 +105,10 @@ class _LocalGuard(Lease):
         self._location = location
         self._uses = uses
 
+    @property
+    def location(self) -> str:
+        return self._location
+
     def __enter__(self) -> Self:
         try:
             free = self._lock.try_acquire()

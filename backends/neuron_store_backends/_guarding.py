@@ -40,7 +40,7 @@ class Guard(Lease):
     """The part that is the same on directories and on object stores."""
 
     def __init__(self, location: str) -> None:
-        self.location = location
+        self._location = location
         self.ttl = TTL
         self.id = uuid.uuid4().hex
         self._number = 0
@@ -48,6 +48,10 @@ class Guard(Lease):
         self._proven = 0.0
         self._stop = threading.Event()
         self._beater = threading.Thread(target=self._beats, name="neuron_store-gc", daemon=True)
+
+    @property
+    def location(self) -> str:
+        return self._location
 
     def __enter__(self) -> Self:
         """Claim it.
