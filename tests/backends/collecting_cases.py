@@ -296,13 +296,13 @@ class CollectingCases:
         """No word of damage is left, and nothing is quarantined."""
         place.store().publish(artifact, source)
         store = place.store()
-        real = store.open_payload
+        real = store.objects.receive
 
-        def open_payload(*args: Any, **more: Any) -> Any:
+        def receive(*args: Any, **more: Any) -> Any:
             assert eager(place).collector().evict(*_evictable(place)) is not False
             return real(*args, **more)
 
-        monkeypatch.setattr(store, "open_payload", open_payload)
+        monkeypatch.setattr(store.objects, "receive", receive)
         with pytest.raises(ArtifactNotFound):
             store.fetch("k", into)
         assert place.paths() == []
@@ -312,9 +312,9 @@ class CollectingCases:
     ):
         place.store().publish(artifact, source)
         store = place.store()
-        real, done = store.open_payload, []
+        real, done = store.objects.receive, []
 
-        def open_payload(*args: Any, **more: Any) -> Any:
+        def receive(*args: Any, **more: Any) -> Any:
             if not done:
                 done.append(1)
                 eager(place).delete("k")
@@ -324,7 +324,7 @@ class CollectingCases:
                 store.publish(artifact, source)
             return real(*args, **more)
 
-        monkeypatch.setattr(store, "open_payload", open_payload)
+        monkeypatch.setattr(store.objects, "receive", receive)
         self.assert_whole(place, into, store)
         assert "payload/k/damaged" not in place.paths()
 
