@@ -15,16 +15,17 @@ import os
 import shutil
 import time
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from neuron_store.steps import step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from neuron_store_backends._entry import Entry
 
-__all__ = ["claim_and_move", "remove_tree"]
+__all__ = ["claim_and_move", "claimed", "remove_tree"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,22 @@ def claim_and_move(entry: Entry, target: str, *, still: Callable[[], bool]) -> b
     except OSError as error:
         _log.warning("%s was moved to %s by mistake and stays there: %s", entry.path, target, error)
     return False
+
+
+@contextmanager
+def claimed(entry: Entry) -> Iterator[bool]:
+    """Hold the entry's directory so that nobody moves it, or holds it, meanwhile; False: gone.
+
+    Raises:
+        OSError: the directory may not be written.
+    """
+    if not _claim(entry, uuid.uuid4().hex.encode()):
+        yield False
+        return
+    try:
+        yield entry.is_at_path()
+    finally:
+        _unclaim(entry)
 
 
 def _claim(entry: Entry, identity: bytes) -> bool:

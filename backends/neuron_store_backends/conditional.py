@@ -44,7 +44,7 @@ from neuron_store_backends._streaming import IN_FLIGHT, ObjectReader
 from neuron_store_backends._trouble import Exists, Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
@@ -123,12 +123,18 @@ class ConditionalStore(ArtifactStore):
             raise self._lost(key, file) from error
 
     def fetch(self, key: str, into: Path) -> Artifact:
+        return self.fetch_accepted(key, into, lambda _artifact: None)
+
+    def fetch_accepted(
+        self, key: str, into: Path, accept: Callable[[Artifact], object]
+    ) -> Artifact:
         check_key(key)
         require_empty(into)
         found = self._record(key)
         if found is None:
             raise ArtifactNotFound(key, self.location)
         artifact, inline = found
+        accept(artifact)
         budget = threading.Semaphore(IN_FLIGHT)
 
         def one(file: ArtifactFile) -> ArtifactFile:
@@ -240,6 +246,11 @@ class ConditionalStore(ArtifactStore):
 
         del consume  # nothing to take over: the bytes travel
         return Publishing(self, check_artifact(artifact), source).run()
+
+    def endorse(self, artifact: Artifact) -> bool:
+        from neuron_store_backends._endorsing import endorse_object  # noqa: PLC0415  (rarely needed)
+
+        return endorse_object(self, check_artifact(artifact))
 
     def delete(self, key: str) -> bool:
         """Remove the record, then what payload is older than the grace time.

@@ -45,6 +45,20 @@ class LocalStore(RenamingStore):
             path.mkdir()
         return path
 
+    def set_aside(self, key: str) -> bool:
+        # Without a record it may be a directory that the Neuron stack is filling right now.
+        lock = self.lock(key, self.lock_timeout)
+        try:
+            if not lock.try_acquire():
+                return False
+        except TierError as error:
+            _log.debug("setting %s aside without its lock: %s", key, error)
+            return super().set_aside(key)
+        try:
+            return super().set_aside(key)
+        finally:
+            lock.release()
+
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
         lock = self.lock(artifact.key, self.lock_timeout)
         deadline, pause = time.monotonic() + self.lock_timeout, 0.005
