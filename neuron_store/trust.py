@@ -12,22 +12,30 @@ import logging
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
 from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactNotFound, ArtifactUntrusted, ConfigError, MissingExtra
+from neuron_store.errors import (
+    ArtifactNotFound,
+    ArtifactUntrusted,
+    ConfigError,
+    MissingExtra,
+    Unsupported,
+)
+from neuron_store.readonly import ReadOnlyStore
 from neuron_store.signing import SCHEME, PublicKey, Signer, read_key_file, statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from neuron_store.abc import ArtifactStore
     from neuron_store.artifact import Artifact
     from neuron_store.variables import Sources
 
-__all__ = ["TrustPolicy", "Verdict", "load_signer", "require_signed"]
+__all__ = ["TrustPolicy", "TrustingReader", "Verdict", "load_signer", "require_signed"]
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +146,10 @@ class TrustPolicy:
         """`accept` for one tier."""
         return lambda artifact: self.accept(artifact, location)
 
+    def reader(self, tier: ArtifactStore) -> ArtifactStore:
+        """A shared tier without what is not trusted, for reading."""
+        return TrustingReader(tier, self) if self.active else tier
+
     def report(self, refusal: ArtifactUntrusted) -> None:
         """Log a refusal: the first of each tier as a warning, the others for who looks closer."""
         self._tell(f"refused {refusal.location}", str(refusal), logging.WARNING)
@@ -169,6 +181,36 @@ class TrustPolicy:
             )
         if found.st_mode & stat.S_IWOTH:
             raise ConfigError(f"{root} is writable by all; {remedy}; run: chmod o-w {root}")
+
+
+class TrustingReader(ReadOnlyStore):
+    """A shared tier as those may see it who read: what is not trusted raises `ArtifactUntrusted`.
+
+    A stream is not checked against the digests that were signed, so it is not opened; fetch.
+    """
+
+    def __init__(self, inner: ArtifactStore, trust: TrustPolicy) -> None:
+        super().__init__(inner)
+        self._accept = trust.gate(inner.location)
+
+    def find(self, key: str) -> Artifact | None:
+        artifact = self.inner.find(key)
+        if artifact is not None:
+            self._accept(artifact)
+        return artifact
+
+    def fetch(self, key: str, into: Path) -> Artifact:
+        return self.inner.fetch_accepted(key, into, self._accept)
+
+    def verify(self, key: str) -> Artifact:
+        # The signature first: what nobody vouches for need not be read.
+        self.find(key)
+        artifact = self.inner.verify(key)
+        self._accept(artifact)
+        return artifact
+
+    def open_file(self, key: str, name: str) -> BinaryIO:
+        raise Unsupported("open_file", type(self).__name__, f"fetch {key} to read its {name}")
 
 
 def _trusted(entry: str) -> Sequence[PublicKey]:

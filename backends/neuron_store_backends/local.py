@@ -12,6 +12,7 @@ from neuron_store.abc import Publication
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
 from neuron_store.locks import FileKeyLock
+from neuron_store_backends._modes import make_container
 from neuron_store_backends.renaming import RenamingStore
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class LocalStore(RenamingStore):
     def scratch(self, key: str) -> Path:
         path = Path(self._root, ".staging", f"{check_key(key)}.{uuid.uuid4().hex}")
         with self._trouble("scratch", key):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_container(self._root, ".staging")
             # Not 0700: a publish renames it into place, and its mode stays.
             path.mkdir()
         return path

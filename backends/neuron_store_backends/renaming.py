@@ -42,6 +42,7 @@ from neuron_store.steps import step
 from neuron_store.streams import copy_stream, empty_directory, require_empty
 from neuron_store_backends._aside import claim_and_move, remove_tree
 from neuron_store_backends._entry import Entry
+from neuron_store_backends._modes import make_container
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
 
 if TYPE_CHECKING:
@@ -330,8 +331,7 @@ class RenamingStore(ArtifactStore):
     def _quarantine(self, key: str) -> bool:
         """Take a damaged entry away from its name. Whoever else does it, or repairs it, is fine."""
         final = f"{self._root}/{key}"
-        target = f"{self._root}/.quarantine/{key}.{uuid.uuid4().hex}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        target = f"{make_container(self._root, '.quarantine')}/{key}.{uuid.uuid4().hex}"
 
         try:
             entry = Entry(self._root, key)
@@ -387,7 +387,7 @@ class RenamingStore(ArtifactStore):
                 with Entry(self._root, key) as entry:
                     if not self._holds_artifact(entry):
                         return False
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    make_container(self._root, ".staging")
                     step("delete.hide")
                     gone = claim_and_move(entry, target, still=lambda: True)
             except (FileNotFoundError, NotADirectoryError):
