@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 
-__all__ = ["level_directory", "level_file", "make_container", "umask"]
+__all__ = ["group_of", "level_directory", "level_file", "make_container", "umask"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,27 +51,34 @@ def umask() -> int | None:
     return None
 
 
-def level_file(descriptor: int, mask: int | None) -> None:
-    """Give a file that was taken over the mode of a new one."""
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mask is None or mode == 0o666 & ~mask:
-        return
+def group_of(directory: str) -> int | None:
+    """The group that a directory hands down to what is made in it; None: the maker's own."""
+    found = os.stat(directory)
+    return found.st_gid if found.st_mode & stat.S_ISGID else None
+
+
+def level_file(descriptor: int, mask: int | None, group: int | None) -> None:
+    """Give a file that was taken over mode and group of a new one."""
+    found = os.fstat(descriptor)
     try:
-        os.fchmod(descriptor, 0o666 & ~mask)
+        if group is not None and found.st_gid != group:
+            os.fchown(descriptor, -1, group)
+        if mask is not None and stat.S_IMODE(found.st_mode) != 0o666 & ~mask:
+            os.fchmod(descriptor, 0o666 & ~mask)
     except OSError as error:  # somebody else's file
-        _log.debug("a file keeps mode %o: %s", mode, error)
+        _log.debug("a file keeps mode %o: %s", found.st_mode, error)
 
 
-def level_directory(path: str, mask: int | None) -> None:
-    """Give a directory that was taken over mode and group of a new one at its place."""
-    above, found = os.stat(os.path.dirname(path)), os.stat(path, follow_symlinks=False)
-    if mask is None or not stat.S_ISDIR(found.st_mode):
+def level_directory(path: str, mask: int | None, group: int | None) -> None:
+    """Give a directory that was taken over mode and group of a new one."""
+    found = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode):
         return
-    handed_down = above.st_mode & stat.S_ISGID
-    wanted = 0o777 & ~mask | handed_down
+    mode = stat.S_IMODE(found.st_mode) if mask is None else 0o777 & ~mask
+    wanted = mode | (stat.S_ISGID if group is not None else 0)
     try:
-        if handed_down and found.st_gid != above.st_gid:
-            os.chown(path, -1, above.st_gid)
+        if group is not None and found.st_gid != group:
+            os.chown(path, -1, group)
         if stat.S_IMODE(found.st_mode) != wanted:
             os.chmod(path, wanted)
     except OSError as error:  # somebody else's directory

@@ -23,7 +23,13 @@ from neuron_store.streams import (
     write_all,
 )
 from neuron_store_backends._aside import remove_tree
-from neuron_store_backends._modes import level_directory, level_file, make_container, umask
+from neuron_store_backends._modes import (
+    group_of,
+    level_directory,
+    level_file,
+    make_container,
+    umask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,11 +111,11 @@ class Staging:
             raise
         self._taken = True
         _remove_record(self.path)
-        files, mask = [], umask()
+        files, mask, group = [], umask(), group_of(os.path.dirname(self.path))
         for file in self.artifact.files:
             descriptor = _open_source(self.path, file, self.artifact.key)
             try:
-                level_file(descriptor, mask)
+                level_file(descriptor, mask, group)
                 if file.sha256 is None:
                     with os.fdopen(os.dup(descriptor), "rb", buffering=0) as stream:
                         files.append(attrs.evolve(file, sha256=digest_stream(stream)[1]))
@@ -121,7 +127,7 @@ class Staging:
         folders = {os.path.dirname(f.name) for f in files} - {""}
         parts = {"/".join(f.split("/")[:n]) for f in folders for n in range(1, f.count("/") + 2)}
         for path in [self.path, *(f"{self.path}/{part}" for part in sorted(parts))]:
-            level_directory(path, mask)
+            level_directory(path, mask, group)
         return True
 
     def _copy(self) -> None:
