@@ -24,7 +24,7 @@ from neuron_store.artifact import check_key
 from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, ConfigError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -69,7 +69,8 @@ class TierAnswer:
 
     location: str
     outcome: str
-    """`hit`, `miss`, `error`, `corrupt` or `skipped` (left alone after repeated trouble)."""
+    """`hit`, `miss`, `error`, `corrupt`, `refused` (nobody trusted vouches for what is there) or
+    `skipped` (left alone after repeated trouble)."""
     detail: str = ""
 
     def __str__(self) -> str:
@@ -308,6 +309,48 @@ class ArtifactStore(abc.ABC):
             with self.open_file(key, file.name) as stream:
                 files.append(copy_stream(stream, into, file, key=key, location=self.location))
         return attrs.evolve(artifact, files=tuple(files))
+
+    def fetch_accepted(
+        self, key: str, into: Path, accept: Callable[[Artifact], object]
+    ) -> Artifact:
+        """As `fetch`, once `accept` has let the record pass; what that raises ends it.
+
+        No byte is brought before. The bytes that come are those of a record that was accepted.
+        """
+        artifact = self.find(check_key(key))
+        if artifact is None:
+            raise ArtifactNotFound(key, self.location)
+        accept(artifact)
+        artifact = self.fetch(key, into)
+        # Somebody may have put another one there since.
+        accept(artifact)
+        return artifact
+
+    def endorse(self, artifact: Artifact) -> bool:
+        """Add the artifact's signatures to its record here, where that says the same.
+
+        Nothing else of the record changes, and no reader sees it half written.
+
+        Returns:
+            True when the record carries them all now; False when there is none, or one that says
+            something else than `artifact`.
+
+        Raises:
+            ArtifactCorrupt: the entry is damaged.
+            TierError: the tier could not be written.
+            Unsupported: this kind of tier cannot; publishing signed artifacts is all it does.
+        """
+        del artifact
+        raise Unsupported("endorse", type(self).__name__, "publish the artifact signed")
+
+    def set_aside(self, key: str) -> bool:
+        """Take a damaged entry from its name, so that the next publish finds the place free.
+
+        It is read once more before that. False: it is whole, gone, or in use; or this kind of
+        tier leaves it in place, and a publish repairs it there.
+        """
+        check_key(key)
+        return False
 
     def verify(self, key: str) -> Artifact:
         """Read every byte and check every digest. Raises as `fetch` does."""

@@ -28,6 +28,7 @@ __all__ = [
     "RECORD_VERSION",
     "Artifact",
     "ArtifactFile",
+    "Signature",
     "check_artifact",
     "check_file_name",
     "check_key",
@@ -42,11 +43,14 @@ RECORD_VERSION = 1
 MAX_RECORD_BYTES = 16 << 20
 """A larger record is refused unread: it comes from a shared tier and would fill the memory."""
 MAX_FILES = 10_000
+MAX_SIGNATURES = 16
+"""More in one record are not looked at: each costs its reader a verification."""
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,199}\Z")
 _COMPONENT = re.compile(r"[A-Za-z0-9._+=@,~-]{1,200}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _WRITE_ID = re.compile(r"[0-9a-f]{32}\Z")
+_SIGNATURE_TEXT = re.compile(r"[A-Za-z0-9+/=._:-]{1,200}\Z")
 
 # The completion mark holds the time of the compile; two compiles with equal results differ in it.
 _VOLATILE = frozenset({".compilation_complete"})
@@ -112,6 +116,18 @@ class ArtifactFile:
 
 
 @attrs.frozen
+class Signature:
+    """Somebody's word for a record; `neuron_store.signing` makes and checks it."""
+
+    key_id: str
+    """Of the public key that it claims to be by."""
+    signature: str
+    """Base64."""
+    scheme: str
+    """What was signed, and how."""
+
+
+@attrs.frozen
 class Artifact:
     """What we know of an artifact. Immutable once published."""
 
@@ -129,6 +145,8 @@ class Artifact:
     """Facts about the machine that compiled it."""
     write_id: str = attrs.field(factory=new_write_id, eq=False)
     """Random for each publish; tells a writer's own record from another's."""
+    signatures: tuple[Signature, ...] = attrs.field(default=(), eq=False)
+    """Not part of what they are about."""
 
     @property
     def size(self) -> int:
@@ -170,6 +188,12 @@ def dump_record(artifact: Artifact, inline: Mapping[str, bytes] | None = None) -
         "host": dict(artifact.host),
         "files": [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in artifact.files],
     }
+    if artifact.signatures:
+        # Older releases of this version pass over the field.
+        record["signatures"] = [
+            {"key_id": s.key_id, "scheme": s.scheme, "signature": s.signature}
+            for s in artifact.signatures
+        ]
     if inline:
         record["inline"] = {
             name: base64.b64encode(data).decode("ascii") for name, data in inline.items()
@@ -253,8 +277,21 @@ def _structure(raw: dict[str, Any]) -> tuple[Artifact, Mapping[str, bytes]]:
         components=components,
         host=host,
         write_id=write_id,
+        signatures=_signatures(raw.get("signatures")),
     )
     return artifact, _inline(raw.get("inline", {}), files)
+
+
+def _signatures(raw: object) -> tuple[Signature, ...]:
+    """Those that have the form of one. What has not vouches for nothing; nor does it damage."""
+    found: dict[Signature, None] = {}
+    for entry in raw[:MAX_SIGNATURES] if isinstance(raw, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        texts = [str(entry.get(name, "")) for name in ("key_id", "signature", "scheme")]
+        if all(_SIGNATURE_TEXT.match(text) is not None for text in texts):
+            found[Signature(*texts)] = None
+    return tuple(found)
 
 
 def _text(raw: dict[str, Any], name: str, *, optional: bool = False) -> Any:

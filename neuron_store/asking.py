@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
+    ArtifactUntrusted,
     InvalidKey,
     NeuronStoreError,
     TierError,
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Trouble:
-    """What a tier answered instead: `outcome` is `miss`, `corrupt` or `error`."""
+    """What a tier answered instead: `outcome` is `miss`, `corrupt`, `refused` or `error`."""
 
     def __init__(self, outcome: str, detail: str = "") -> None:
         self.outcome = outcome
@@ -48,6 +49,8 @@ def ask(location: str, call: Callable[[], _T], *, seconds: float | None) -> _T |
         return Trouble("miss")
     except ArtifactCorrupt as error:
         return Trouble("corrupt", error.reason)
+    except ArtifactUntrusted as error:
+        return Trouble("refused", error.reason)
     except TierError as error:
         return Trouble("error", error.reason)
     except NeuronStoreError as error:

@@ -263,7 +263,13 @@ class CompileCoordinator:
                 return scratch
             if answer is Publication.CONFLICT:
                 _log.warning("%s was published meanwhile with other content; using that", job.key)
-            path = self._store.path_of(job.key)
+            try:
+                path = self._store.path_of(job.key)
+            except ArtifactCorrupt as error:
+                # Found damaged, and not to be moved: the publish met it and left it there.
+                _log.warning("%s; using the result in %s, unpublished", error, scratch)
+                keep = True
+                return scratch
             if path is None:
                 raise TierError(
                     self._store.location, "publish", "the artifact vanished again", key=job.key

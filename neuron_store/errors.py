@@ -20,6 +20,7 @@ __all__ = [
     "ArtifactIncomplete",
     "ArtifactMismatch",
     "ArtifactNotFound",
+    "ArtifactUntrusted",
     "CacheMiss",
     "CollectorBusy",
     "CompileError",
@@ -212,6 +213,23 @@ class ArtifactCorrupt(NeuronStoreError, ValueError):
         super().__init__(
             f"artifact {key} at {location} is damaged: {reason}; "
             "it is not used; promote a good copy, or compile again, to repair it"
+        )
+
+
+class ArtifactUntrusted(NeuronStoreError, ValueError):
+    """An artifact that nobody vouches for whom this process trusts. It may be whole."""
+
+    def __init__(self, key: str, location: str, reason: str, *, remedy: str = "") -> None:
+        self.key = key
+        self.location = location
+        self.reason = reason
+        super().__init__(
+            f"artifact {key} at {location} is refused: {reason}; "
+            + (
+                remedy
+                or "it is not used, and stays where it is; promote it with --sign and a key whose "
+                "public half is in NEURON_STORE_TRUSTED_KEYS"
+            )
         )
 
 

@@ -18,6 +18,7 @@ from neuron_store.registry import open_tier
 from neuron_store.settings import compile_cache_dir, load_settings
 from neuron_store.tier_url import TierURL
 from neuron_store.tiered import TieredStore
+from neuron_store.trust import load_signer
 from neuron_store.variables import Sources
 
 if TYPE_CHECKING:
@@ -51,10 +52,14 @@ def open_store(
         wanted = [tiers]
     else:
         wanted = tiers
+    settings.trust.check_local_root(root)
     return TieredStore(
         [open_tier(TierURL("local", str(root))), *(_open(tier) for tier in wanted)],
         deadline=settings.tier_deadline,
         lock_timeout=settings.policy.timeout,
+        trust=settings.trust,
+        signer=load_signer(Sources.load()),
+        verify=settings.verify,
     )
 
 
@@ -108,7 +113,8 @@ def save_cache(
             raise ArtifactIncomplete(hash_key, str(root / hash_key), reason) from error
         if os.path.realpath(remote) == os.path.realpath(root):
             return Publication.PRESENT
-        with _open(remote) as tier, TieredStore([local, tier]) as store:
+        signer = load_signer(Sources.load())
+        with _open(remote) as tier, TieredStore([local, tier], signer=signer) as store:
             answers = store.promote(hash_key)
             return answers[tier.name]
 

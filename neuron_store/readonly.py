@@ -8,7 +8,7 @@ from neuron_store.abc import ArtifactStore, Lease, Publication, TierReport
 from neuron_store.errors import ReadOnlyTier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from neuron_store.artifact import Artifact
@@ -45,6 +45,11 @@ class ReadOnlyStore(ArtifactStore):
     def fetch(self, key: str, into: Path) -> Artifact:
         return self.inner.fetch(key, into)
 
+    def fetch_accepted(
+        self, key: str, into: Path, accept: Callable[[Artifact], object]
+    ) -> Artifact:
+        return self.inner.fetch_accepted(key, into, accept)
+
     def verify(self, key: str) -> Artifact:
         return self.inner.verify(key)
 
@@ -63,6 +68,12 @@ class ReadOnlyStore(ArtifactStore):
 
     def delete(self, key: str) -> bool:
         self._refuse("delete", key)
+
+    def endorse(self, artifact: Artifact) -> bool:
+        self._refuse("endorse", artifact.key)
+
+    def set_aside(self, key: str) -> bool:
+        self._refuse("set aside", key)
 
     def lease(self, key: str, ttl: float) -> Lease:
         del ttl

@@ -14,6 +14,7 @@ import attrs
 from neuron_store.errors import ConfigError
 from neuron_store.policy import CompilePolicy
 from neuron_store.tier_url import TierURL, parse_tier_url
+from neuron_store.trust import TrustPolicy
 from neuron_store.variables import VARIABLES, Sources, warn_about_strangers
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Settings:
     tier_deadline: float
     manifest_dir: str | None
     workers: int
+    trust: TrustPolicy
+    """Whose signatures count."""
+    verify: str
+    """When the digests of local artifacts are checked: `always`, `first` or `size`."""
     values: Mapping[str, tuple[Any, str]]
     """Variable to (value, where it came from)."""
     file: str | None = None
@@ -69,6 +74,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         tier_deadline=values["NEURON_STORE_TIER_DEADLINE"][0],
         manifest_dir=values["VLLM_NEURON_MANIFEST_DIR"][0],
         workers=values["NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS"][0],
+        trust=TrustPolicy.from_sources(sources),
+        verify=values["NEURON_STORE_VERIFY"][0],
         values=values,
         file=sources.path,
     )

@@ -13,6 +13,8 @@ import queue
 import shutil
 import stat
 import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 import attrs
@@ -20,7 +22,7 @@ import attrs
 from neuron_store.errors import ArtifactCorrupt, InvalidArtifact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -33,6 +35,7 @@ __all__ = [
     "digest_stream",
     "empty_directory",
     "open_regular",
+    "paced",
     "require_empty",
     "start_writing",
     "write_all",
@@ -105,13 +108,32 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+_pace: ContextVar[Callable[[int], object] | None] = ContextVar("neuron_store_pace", default=None)
+
+
+@contextmanager
+def paced(pace: Callable[[int], object] | None) -> Iterator[None]:
+    """In this thread, call `pace` with the bytes of each piece that `digest_stream` reads.
+
+    It holds the reading back by taking its time. None: no pace.
+    """
+    token = _pace.set(pace)
+    try:
+        yield
+    finally:
+        _pace.reset(token)
+
+
 def digest_stream(stream: BinaryIO, limit: int | None = None) -> tuple[int, str]:
     """Bytes and sha256 (hex) of a stream; stops one chunk past `limit`."""
     buffer = memoryview(bytearray(CHUNK))
     digest, size = hashlib.sha256(), 0
+    pace = _pace.get()
     while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every binary stream has it
         digest.update(buffer[:count])
         size += count
+        if pace is not None:
+            pace(count)
         if limit is not None and size > limit:
             break
     return size, digest.hexdigest()

@@ -41,6 +41,8 @@ class TierCounters:
     errors: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    refused: int = 0
+    """Artifacts that were there and that nobody trusted vouches for."""
 
 
 class Stalled(Exception):
@@ -192,7 +194,14 @@ class TierHealth:
             self.count(seconds=time.monotonic() - began)
 
     def count(
-        self, *, hit: int = 0, miss: int = 0, error: int = 0, size: int = 0, seconds: float = 0.0
+        self,
+        *,
+        hit: int = 0,
+        miss: int = 0,
+        error: int = 0,
+        size: int = 0,
+        seconds: float = 0.0,
+        refused: int = 0,
     ) -> None:
         """Add to the counters."""
         with self._lock:
@@ -203,6 +212,7 @@ class TierHealth:
                 now.errors + error,
                 now.bytes + size,
                 now.seconds + seconds,
+                now.refused + refused,
             )
 
     def _answered(self) -> None:

@@ -13,24 +13,28 @@ import attrs
 
 from neuron_store._tier_lease import first_lease
 from neuron_store.abc import ArtifactStore, KeyLock, Lease, Publication, TierAnswer, TierReport
-from neuron_store.artifact import Artifact, check_key
+from neuron_store.artifact import Artifact, check_file_name, check_key
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
+    ArtifactUntrusted,
     ConfigError,
     NeuronStoreError,
-    PromoteError,
-    ReadOnlyTier,
     TierError,
     TiersUnavailable,
 )
+from neuron_store.first_load import FirstLoad
+from neuron_store.promoting import promote_to, promotion_targets
 from neuron_store.readonly import ReadOnlyStore
-from neuron_store.streams import empty_directory, require_empty
+from neuron_store.streams import empty_directory, open_regular, require_empty
 from neuron_store.tier_health import TierCounters, TierHealth
+from neuron_store.trust import TrustPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from neuron_store.signing import Signer
 
 __all__ = ["TieredStore"]
 
@@ -51,9 +55,14 @@ class TieredStore(ArtifactStore):
         *,
         deadline: float = 30.0,
         lock_timeout: float = 600.0,
+        trust: TrustPolicy | None = None,
+        signer: Signer | None = None,
+        verify: str = "size",
     ) -> None:
         """Args: tiers; deadline, seconds that shared tiers in trouble may cost a key in all;
-        lock_timeout, seconds that `get` waits for another process that brings the same key.
+        lock_timeout, seconds that `get` waits for another process that brings the same key;
+        trust, whose signatures count on what shared tiers have; signer, signs every promotion;
+        verify, when digests of local artifacts are checked (`always`, `first`, `size`).
         """
         if not tiers:
             raise ConfigError("a store needs at least one tier")
@@ -65,6 +74,9 @@ class TieredStore(ArtifactStore):
                 )
         self._deadline = deadline
         self._lock_timeout = lock_timeout
+        self.trust = trust if trust is not None else TrustPolicy()
+        self._signer = signer
+        self._loads = FirstLoad(verify)
         self._tiers = tuple(tiers)
         self._health = {tier.name: TierHealth(tier, deadline) for tier in tiers}
 
@@ -103,10 +115,23 @@ class TieredStore(ArtifactStore):
         return None if found is None else found[1]
 
     def open_file(self, key: str, name: str) -> BinaryIO:
+        if self.trust.active:
+            return self._open_fetched(key, check_file_name(name))
         found = self._first(key, "open", lambda tier: _open_or_none(tier, key, name))
         if found is None:
             raise ArtifactNotFound(key, self.location)
         return found[1]
+
+    def _open_fetched(self, key: str, name: str) -> BinaryIO:
+        """A stream is not checked against the digests that were signed; a fetch is."""
+        try:
+            return self.local.open_file(key, name)
+        except (ArtifactNotFound, ArtifactCorrupt):
+            path = self.get(key)
+        try:
+            return os.fdopen(open_regular(path / name), "rb")
+        except FileNotFoundError:
+            raise ArtifactNotFound(key, f"{path} (it has no file {name})") from None
 
     def fetch(self, key: str, into: Path) -> Artifact:
         """As everywhere; what only a shared tier has is brought to the local one on the way."""
@@ -126,7 +151,9 @@ class TieredStore(ArtifactStore):
         return found[1]
 
     def path_of(self, key: str) -> Path | None:
-        return self.local.path_of(key)
+        """The local directory; raises `ArtifactCorrupt` when its bytes were read and differ."""
+        path = self.local.path_of(key)
+        return path if path is None or self._loads.check(self.local, key, path) else None
 
     def keys(self) -> Iterator[str]:
         seen: set[str] = set()
@@ -164,7 +191,7 @@ class TieredStore(ArtifactStore):
 
     def _local_hit(self, key: str) -> Path | None:
         try:
-            return self.local.path_of(key)
+            return self.path_of(key)
         except ArtifactCorrupt as error:
             _log.warning("%s", error)
             return None
@@ -184,12 +211,15 @@ class TieredStore(ArtifactStore):
             if artifact is None:
                 raise _nowhere(key, self.location, answers)
             try:
-                self.local.publish(artifact, scratches[-1], consume=True)
+                self.publish(artifact, scratches[-1], consume=True)
             except TierError as error:
                 # What was fetched is whole and checked; a full disk must not cost the start.
                 _log.warning("%s; using the fetched copy in %s", error, scratches[-1])
                 return scratches.pop()
-            path = self.local.path_of(key)
+            # None where something lies there that can neither be used nor replaced.
+            path = self._local_hit(key)
+            if path is None and not scratches[-1].is_dir():
+                raise TierError(self.local.location, "get", "it vanished again", key=key)
             return path if path is not None else scratches.pop()
         finally:
             for left in scratches:
@@ -214,7 +244,7 @@ class TieredStore(ArtifactStore):
                 artifact = health.run(
                     "fetch",
                     key,
-                    functools.partial(tier.fetch, key, place),
+                    functools.partial(self._fetch_from, tier, key, place),
                     seconds=budget,
                     progress=functools.partial(_written, place),
                 )
@@ -225,6 +255,8 @@ class TieredStore(ArtifactStore):
                 health.count(error=1)
                 _log.warning("%s", error)
                 answers.append(TierAnswer(tier.location, "corrupt", error.reason))
+            except ArtifactUntrusted as error:
+                answers.append(self._word_of(tier, error))
             except NeuronStoreError as error:
                 budget -= time.monotonic() - began
                 detail = error.reason if isinstance(error, TierError) else str(error)
@@ -234,6 +266,26 @@ class TieredStore(ArtifactStore):
                 return artifact
             empty_directory(place)
         return None
+
+    def _fetch_from(self, tier: ArtifactStore, key: str, place: Path) -> Artifact:
+        if not self.trust.active:
+            return tier.fetch(key, place)
+        return tier.fetch_accepted(key, place, self.trust.gate(tier.location))
+
+    def _asked(self, tier: ArtifactStore, ask: Callable[[ArtifactStore], _T]) -> _T:
+        value = ask(tier)
+        if isinstance(value, Artifact):
+            self.trust.accept(value, tier.location)
+        return value
+
+    def _word_of(
+        self, tier: ArtifactStore, error: ArtifactCorrupt | ArtifactUntrusted | TierError
+    ) -> TierAnswer:
+        if not isinstance(error, ArtifactUntrusted):
+            return TierAnswer(tier.location, "error", error.reason)
+        self._health[tier.name].count(refused=1)
+        self.trust.report(error)
+        return TierAnswer(tier.location, "refused", error.reason)
 
     def _first(
         self, key: str, operation: str, ask: Callable[[ArtifactStore], _T | None]
@@ -254,12 +306,12 @@ class TieredStore(ArtifactStore):
                     value = health.run(
                         operation,
                         key,
-                        functools.partial(ask, tier),
+                        functools.partial(self._asked, tier, ask),
                         seconds=self._deadline,
                     )
-            except (ArtifactCorrupt, TierError) as error:
+            except (ArtifactCorrupt, ArtifactUntrusted, TierError) as error:
                 trouble.append(error)
-                answers.append(TierAnswer(tier.location, "error", error.reason))
+                answers.append(self._word_of(tier, error))
                 continue
             if value is not None:
                 return tier, value
@@ -268,22 +320,31 @@ class TieredStore(ArtifactStore):
             raise trouble[0]
         if corrupt := [e for e in trouble if isinstance(e, ArtifactCorrupt)]:
             raise corrupt[0]
-        if any(answer.outcome != "miss" for answer in answers):
+        if any(answer.outcome not in {"miss", "refused"} for answer in answers):
             raise TiersUnavailable(key, answers)
+        if trouble:
+            raise trouble[0]
         return None
 
     # -- writing --------------------------------------------------------------------------------
 
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
         """Publish in the local tier; `promote` is what brings it to the shared ones."""
-        return self.local.publish(artifact, source, consume=consume)
+        answer = self.local.publish(artifact, source, consume=consume)
+        if answer in {Publication.CREATED, Publication.REPAIRED}:
+            self._loads.published(self.local, artifact.key)
+        return answer
 
-    def promote(self, key: str, to: str | Sequence[str] | None = None) -> Mapping[str, Publication]:
+    def promote(
+        self, key: str, to: str | Sequence[str] | None = None, *, signer: Signer | None = None
+    ) -> Mapping[str, Publication]:
         """Publish a local artifact into the shared tiers.
 
         Args:
             key: the artifact's key.
             to: names of shared tiers; None: every one that is not read-only.
+            signer: signs the record; None: the store's own, if it has one. Then a tier that is left
+                without that signature counts as not reached.
 
         Returns:
             Tier name to what became of it there.
@@ -294,55 +355,8 @@ class TieredStore(ArtifactStore):
             PromoteError: a tier could not be written. The others were done all the same.
             ConfigError: there is no such tier, or no shared tier at all.
         """
-        targets = self._targets(to)
-        artifact, path = self.local.find(key), self.local.path_of(key)
-        if artifact is None or not artifact.has_digests:
-            # An entry of the Neuron stack without digests of its own: what its loader would trip
-            # over is no gift to a fleet. Also says why an entry that looks complete is none.
-            artifact = self.local.verify(key)
-        if path is None:
-            raise ArtifactNotFound(key, self.local.location)
-        done: dict[str, Publication] = {}
-        failures: dict[str, NeuronStoreError] = {}
-        for tier in targets:
-            health, began = self._health[tier.name], time.monotonic()
-            try:
-                done[tier.name] = tier.publish(artifact, path)
-            except NeuronStoreError as error:
-                health.count(error=1, seconds=time.monotonic() - began)
-                failures[tier.name] = error
-                continue
-            written = done[tier.name] in {Publication.CREATED, Publication.REPAIRED}
-            health.count(size=artifact.size if written else 0, seconds=time.monotonic() - began)
-            if done[tier.name] is Publication.CONFLICT:
-                _log.warning(
-                    "%s: %s is there with other content than the local artifact; it stays",
-                    tier.location,
-                    key,
-                )
-        if failures:
-            raise PromoteError(key, failures, done)
-        return done
-
-    def _targets(self, to: str | Sequence[str] | None) -> Sequence[ArtifactStore]:
-        if not self.shared:
-            raise ConfigError(
-                "there is no shared tier to promote to; set NEURON_STORE_TIERS or "
-                "NEURON_LIBTORCH_REMOTE_CACHE"
-            )
-        if to is None:
-            targets = [tier for tier in self.shared if not isinstance(tier, ReadOnlyStore)]
-            if not targets:
-                raise ReadOnlyTier(self.shared[0].location, "promote")
-            return targets
-        targets = []
-        for wanted in [to] if isinstance(to, str) else to:
-            matching = [t for t in self.shared if wanted in {t.name, t.location}]
-            if not matching:
-                known = ", ".join(t.name for t in self.shared)
-                raise ConfigError(f"no shared tier is called {wanted!r}; there are: {known}")
-            targets += matching
-        return targets
+        targets = promotion_targets(self.shared, to)
+        return promote_to(self.local, targets, self._health, key, signer or self._signer)
 
     def delete(self, key: str) -> bool:
         """Remove the artifact from every tier that is not read-only."""

@@ -65,6 +65,20 @@ def _promote(value: Any, what: str) -> str:
     return str(value)
 
 
+def _verify(value: Any, what: str) -> str:
+    if value not in {"always", "first", "size"}:
+        raise ConfigError(f"{what}={value!r} is none of 'always', 'first' and 'size'")
+    return str(value)
+
+
+def _words(value: Any, what: str) -> tuple[str, ...]:
+    """White-space separated, or (in the file) a list of strings."""
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(w, str) and "\0" not in w for w in words):
+        raise ConfigError(f"{what} is neither a string nor a list of strings")
+    return tuple(words)
+
+
 def _tiers(value: Any, what: str) -> tuple[tuple[str, Mapping[str, str]], ...]:
     """White-space separated URLs, or (in the file) a list of URLs and tables with a `url`."""
     if isinstance(value, str):
@@ -190,6 +204,34 @@ VARIABLES = {
             30.0,
             _ttl,
             "seconds without a sign of life after which a fleet lease is taken over",
+        ),
+        Variable(
+            "NEURON_STORE_TRUSTED_KEYS",
+            "trusted_keys",
+            (),
+            _words,
+            "public keys (ed25519:...), files or directories of them, whose signatures count",
+        ),
+        Variable(
+            "NEURON_STORE_REQUIRE_SIGNATURE",
+            "require_signature",
+            False,
+            _flag,
+            "nothing comes from a shared tier without a trusted key's signature",
+        ),
+        Variable(
+            "NEURON_STORE_SIGNING_KEY",
+            "signing_key",
+            None,
+            _text,
+            "private key file that every promotion is signed with",
+        ),
+        Variable(
+            "NEURON_STORE_VERIFY",
+            "verify",
+            "first",
+            _verify,
+            "digests of local artifacts: 'always', at the 'first' load, or 'size' only",
         ),
     )
 }

@@ -16,6 +16,7 @@ import shutil
 import stat
 import time
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,11 +24,11 @@ import attrs
 from neuron_store.steps import step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from neuron_store_backends._entry import Entry
 
-__all__ = ["TreeFacts", "claim_and_move", "put_back", "remove_tree", "tree_facts"]
+__all__ = ["TreeFacts", "claim_and_move", "claimed", "put_back", "remove_tree", "tree_facts"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,22 @@ def claim_and_move(entry: Entry, target: str, *, still: Callable[[], bool]) -> b
     except OSError as error:
         _log.warning("%s was moved to %s by mistake and stays there: %s", entry.path, target, error)
     return False
+
+
+@contextmanager
+def claimed(entry: Entry) -> Iterator[bool]:
+    """Hold the entry's directory so that nobody moves it, or holds it, meanwhile; False: gone.
+
+    Raises:
+        OSError: the directory may not be written.
+    """
+    if not _claim(entry, uuid.uuid4().hex.encode()):
+        yield False
+        return
+    try:
+        yield entry.is_at_path()
+    finally:
+        _unclaim(entry)
 
 
 def _claim(entry: Entry, identity: bytes) -> bool:

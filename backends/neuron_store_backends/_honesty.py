@@ -56,7 +56,7 @@ def require_create(objects: Objects) -> None:
     _honest_create.add(objects.identity)
 
 
-def require_replace(objects: Objects, key: str) -> None:
+def require_replace(objects: Objects, key: str, *, why: str = "the entry is damaged") -> None:
     """Measure, once in a process and place, that replace-if-unchanged is honest.
 
     Raises:
@@ -69,7 +69,7 @@ def require_replace(objects: Objects, key: str) -> None:
         raise TierUnfit(
             objects.location,
             "repair",
-            f"the entry is damaged, and the store cannot replace it safely: {reason}; stop all "
+            f"{why}, and the store cannot replace it safely: {reason}; stop all "
             "publishers of the key, delete the entry, and promote it again",
             key=key,
         )

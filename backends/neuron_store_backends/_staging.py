@@ -23,6 +23,13 @@ from neuron_store.streams import (
     write_all,
 )
 from neuron_store_backends._aside import remove_tree
+from neuron_store_backends._modes import (
+    group_of,
+    level_directory,
+    level_file,
+    make_container,
+    umask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +84,7 @@ class Staging:
         self._done = True
 
     def _fill(self) -> None:
-        os.makedirs(f"{self._root}/.staging", exist_ok=True)
+        make_container(self._root, ".staging")
         step("stage.files")
         if not (self._consume and self._take()):
             self._copy()
@@ -104,10 +111,11 @@ class Staging:
             raise
         self._taken = True
         _remove_record(self.path)
-        files = []
+        files, mask, group = [], umask(), group_of(os.path.dirname(self.path))
         for file in self.artifact.files:
             descriptor = _open_source(self.path, file, self.artifact.key)
             try:
+                level_file(descriptor, mask, group)
                 if file.sha256 is None:
                     with os.fdopen(os.dup(descriptor), "rb", buffering=0) as stream:
                         files.append(attrs.evolve(file, sha256=digest_stream(stream)[1]))
@@ -116,6 +124,10 @@ class Staging:
             finally:
                 os.close(descriptor)
         self.artifact = attrs.evolve(self.artifact, files=tuple(files))
+        folders = {os.path.dirname(f.name) for f in files} - {""}
+        parts = {"/".join(f.split("/")[:n]) for f in folders for n in range(1, f.count("/") + 2)}
+        for path in [self.path, *(f"{self.path}/{part}" for part in sorted(parts))]:
+            level_directory(path, mask, group)
         return True
 
     def _copy(self) -> None:

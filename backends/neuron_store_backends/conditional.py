@@ -45,7 +45,7 @@ from neuron_store.streams import copy_stream, digest_stream, empty_directory, re
 from neuron_store_backends._trouble import Exists, Missing, Vanished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from neuron_store.abc import Lease
@@ -151,6 +151,11 @@ class ConditionalStore(ArtifactStore):
         raise ArtifactNotFound(key, self.location)
 
     def fetch(self, key: str, into: Path) -> Artifact:
+        return self.fetch_accepted(key, into, lambda _artifact: None)
+
+    def fetch_accepted(
+        self, key: str, into: Path, accept: Callable[[Artifact], object]
+    ) -> Artifact:
         check_key(key)
         require_empty(into)
         pauses = iter(_PATIENCE)
@@ -159,6 +164,7 @@ class ConditionalStore(ArtifactStore):
             if found is None:
                 break
             artifact, inline = found
+            accept(artifact)
             try:
                 return self._fetch(artifact, inline, into)
             except _Exchanged:
@@ -313,6 +319,11 @@ class ConditionalStore(ArtifactStore):
 
         del consume  # nothing to take over: the bytes travel
         return Publishing(self, check_artifact(artifact), source).run()
+
+    def endorse(self, artifact: Artifact) -> bool:
+        from neuron_store_backends._endorsing import endorse_object  # noqa: PLC0415  (rarely needed)
+
+        return endorse_object(self, check_artifact(artifact))
 
     def delete(self, key: str) -> bool:
         """Remove the record, then what payload is older than the grace time.

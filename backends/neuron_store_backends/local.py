@@ -12,6 +12,7 @@ from neuron_store.abc import Publication
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
 from neuron_store.locks import FileKeyLock
+from neuron_store_backends._modes import make_container
 from neuron_store_backends._uses import Uses
 from neuron_store_backends.renaming import RenamingStore
 
@@ -74,10 +75,24 @@ class LocalStore(RenamingStore):
     def scratch(self, key: str) -> Path:
         path = Path(self._root, ".staging", f"{check_key(key)}.{uuid.uuid4().hex}")
         with self._trouble("scratch", key):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_container(self._root, ".staging")
             # Not 0700: a publish renames it into place, and its mode stays.
             path.mkdir()
         return path
+
+    def set_aside(self, key: str) -> bool:
+        # Without a record it may be a directory that the Neuron stack is filling right now.
+        lock = self.lock(key, self.lock_timeout)
+        try:
+            if not lock.try_acquire():
+                return False
+        except TierError as error:
+            _log.debug("setting %s aside without its lock: %s", key, error)
+            return super().set_aside(key)
+        try:
+            return super().set_aside(key)
+        finally:
+            lock.release()
 
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
         lock = self.lock(artifact.key, self.lock_timeout)

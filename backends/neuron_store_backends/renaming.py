@@ -42,6 +42,7 @@ from neuron_store.steps import step
 from neuron_store.streams import copy_stream, empty_directory, require_empty
 from neuron_store_backends._aside import claim_and_move, put_back, remove_tree, tree_facts
 from neuron_store_backends._entry import Entry
+from neuron_store_backends._modes import make_container
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
 
 if TYPE_CHECKING:
@@ -133,9 +134,15 @@ class RenamingStore(ArtifactStore):
             return self._read(key, use)
 
     def fetch(self, key: str, into: Path) -> Artifact:
+        return self.fetch_accepted(key, into, lambda _artifact: None)
+
+    def fetch_accepted(
+        self, key: str, into: Path, accept: Callable[[Artifact], object]
+    ) -> Artifact:
         check_key(key)
 
         def use(entry: Entry, artifact: Artifact) -> Artifact:
+            accept(artifact)
             files = []
             empty_directory(into)
             for file in artifact.files:
@@ -322,25 +329,24 @@ class RenamingStore(ArtifactStore):
             return False
         return there is not None and there.write_id == artifact.write_id
 
-    def _quarantine(self, key: str) -> None:
+    def _quarantine(self, key: str) -> bool:
         """Take a damaged entry away from its name. Whoever else does it, or repairs it, is fine."""
         final = f"{self._root}/{key}"
-        target = f"{self._root}/.quarantine/{key}.{uuid.uuid4().hex}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        target = f"{make_container(self._root, '.quarantine')}/{key}.{uuid.uuid4().hex}"
 
         try:
             entry = Entry(self._root, key)
         except FileNotFoundError:
-            return
+            return False
         except NotADirectoryError:
             # A stranger's file or link under a key's name: one rename takes the name itself.
             try:
                 os.rename(final, target)
             except FileNotFoundError:
-                pass
-            return
+                return False
+            return True
         with entry:
-            claim_and_move(entry, target, still=lambda: self._damaged(entry))
+            return claim_and_move(entry, target, still=lambda: self._damaged(entry))
 
     def _try_quarantine(self, key: str) -> None:
         if self._read_only:
@@ -358,6 +364,21 @@ class RenamingStore(ArtifactStore):
         except (ArtifactCorrupt, ArtifactNotFound):
             return True
         return False
+
+    def set_aside(self, key: str) -> bool:
+        check_key(key)
+        with self._trouble("set aside", key):
+            return self._quarantine(key)
+
+    def endorse(self, artifact: Artifact) -> bool:
+        from neuron_store_backends._endorsing import endorse_entry  # noqa: PLC0415  (rarely needed)
+
+        with self._trouble("endorse", artifact.key):
+            try:
+                with Entry(self._root, check_artifact(artifact).key) as entry:
+                    return endorse_entry(entry, artifact)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
     def delete(self, key: str) -> bool:
         return self.take_away(check_key(key)) is not None
@@ -381,7 +402,7 @@ class RenamingStore(ArtifactStore):
                 with Entry(self._root, key) as entry:
                     if not self._holds_artifact(entry):
                         return None
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    make_container(self._root, ".staging")
                     step("delete.hide")
                     wanted = still or (lambda _entry: True)
                     gone = claim_and_move(entry, target, still=lambda: wanted(entry))

@@ -64,12 +64,18 @@ def config(session: Session) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not _is_words(value):
         return [{"url": text, "options": dict(options)} for text, options in value]
-    return value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_words(value: tuple[Any, ...]) -> bool:
+    return all(isinstance(entry, str) for entry in value) and bool(value)
 
 
 def _shown(value: Any) -> str | None:
+    if isinstance(value, tuple) and _is_words(value):
+        return " ".join(value)
     if isinstance(value, tuple):
         return " ".join(_with_options(text, options) for text, options in value) or None
     if isinstance(value, bool):

@@ -75,7 +75,8 @@ def why(
         for key, known in asked:
             bar.begin(key)
             seconds = session.settings().tier_deadline
-            tiers = session.store().tiers
+            store = session.store()
+            tiers = [store.local, *map(store.trust.reader, store.shared)]
             found.append(explain(key, tiers, components=known, seconds=seconds, records=limit))
     tell = _compare if len(keys) == 2 else _explain
     good = tell(session.out, found)

@@ -1,4 +1,4 @@
-"""`neuron-store ls`, `show` and `verify`: what is where, and whether it is whole."""
+"""`neuron-store ls` and `show`: what is where."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from neuron_store.artifact import Artifact
     from neuron_store.cli.session import Session
 
-__all__ = ["ls", "show", "verify"]
+__all__ = ["ls", "show"]
 
 # Look-ups in a shared tier wait for the network, not for this machine.
 _LOOKS_AT_ONCE = 8
-_READS_AT_ONCE = 4
 
 _tier_option = click.option(
     "--tier",
@@ -57,7 +56,7 @@ def ls(context: click.Context, session: Session, names: tuple[str, ...], quiet: 
     """List the artifacts in each tier."""
     out = session.out
     found = [seen for tier in session.chosen(names) for seen in _list(session, tier, quiet=quiet)]
-    troubled = any(seen.outcome in {"error", "corrupt"} for seen in found)
+    troubled = any(seen.outcome in {"error", "corrupt", "refused"} for seen in found)
     if out.json:
         fields = [_plain(seen, brief=True) for seen in found]
         out.document(ok=not troubled, artifacts=fields)
@@ -126,7 +125,15 @@ def _look(session: Session, tier: ArtifactStore, key: str) -> _Seen:
         return _Seen(tier.name, tier.location, key, "miss")
     if isinstance(answer, Trouble):
         return _Seen(tier.name, tier.location, key, answer.outcome, answer.detail)
-    return _Seen(tier.name, tier.location, key, "hit", artifact=answer)
+    trust, outcome, detail = session.settings().trust, "hit", ""
+    if tier is not session.store().local:
+        # As the fetch would decide.
+        refusal = ask(
+            tier.location, functools.partial(trust.accept, answer, tier.location), seconds=None
+        )
+        if isinstance(refusal, Trouble):
+            outcome, detail = refusal.outcome, refusal.detail
+    return _Seen(tier.name, tier.location, key, outcome, detail, artifact=answer)
 
 
 @click.command()
@@ -144,8 +151,9 @@ def show(context: click.Context, session: Session, key: str) -> None:
     check_key(key)
     out, store = session.out, session.store()
     seen = [_look(session, tier, key) for tier in store.tiers]
-    artifact = next((each.artifact for each in seen if each.artifact is not None), None)
-    seen = [_compared(each, artifact) for each in seen]
+    usable = (each.artifact for each in seen if each.outcome == "hit")
+    artifact = next(usable, None)
+    seen = [_compared(session, each, artifact) for each in seen]
     path = store.local.path_of(key) if seen[0].outcome == "hit" else None
     if out.json:
         out.document(
@@ -157,7 +165,10 @@ def show(context: click.Context, session: Session, key: str) -> None:
         )
     else:
         if artifact is not None:
-            out.table((Column("fact"), Column("value")), _described(artifact, path))
+            rows = _described(artifact, path)
+            if artifact.signatures:
+                rows.append(("signature", _signers(session, artifact)))
+            out.table((Column("fact"), Column("value")), rows)
             columns = (Column("file"), Column("size", "bytes"), Column("sha256"))
             out.table(columns, [(f.name, f.size, f.sha256) for f in artifact.files])
         columns = (Column("tier"), Column("outcome", "outcome"), Column("detail"))
@@ -168,13 +179,26 @@ def show(context: click.Context, session: Session, key: str) -> None:
         context.exit(NO)
 
 
-def _compared(seen: _Seen, first: Artifact | None) -> _Seen:
+def _compared(session: Session, seen: _Seen, first: Artifact | None) -> _Seen:
     theirs = seen.artifact
-    if theirs is None or first is None or not (theirs.has_digests and first.has_digests):
+    if theirs is None or seen.outcome != "hit":
         return seen
-    if theirs.same_bytes(first):
-        return seen
-    return attrs.evolve(seen, detail="other bytes than the record shown")
+    details = []
+    if first is not None and theirs.has_digests and first.has_digests:
+        details += [] if theirs.same_bytes(first) else ["other bytes than the record shown"]
+    if theirs.signatures:
+        details.append(_signers(session, theirs))
+    return attrs.evolve(seen, detail="; ".join(details))
+
+
+def _signers(session: Session, artifact: Artifact) -> str:
+    """Who signed a record, and what that is worth here."""
+    trust = session.settings().trust
+    if not trust.keys:
+        ids = ", ".join(dict.fromkeys(s.key_id for s in artifact.signatures))
+        return f"signed by {ids} (not checked: no key is trusted)"
+    verdict = trust.judge(artifact)
+    return f"signed by {verdict.signer}, trusted" if verdict.signer else verdict.detail
 
 
 def _described(artifact: Artifact, path: Any) -> list[tuple[str, str]]:
@@ -198,85 +222,10 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@click.command()
-@click.argument("keys", nargs=-1)
-@_tier_option
-@json_option
-@pass_session
-@click.pass_context
-def verify(
-    context: click.Context, session: Session, keys: tuple[str, ...], names: tuple[str, ...]
-) -> None:
-    """Read every byte and check every digest.
-
-    Without KEYS: everything in each tier. A key that one tier lacks is no fault as long as another
-    has it, unless --tier names the tier. Exit status 1 when anything is damaged or missing.
-    """
-    from neuron_store.artifact import check_key  # noqa: PLC0415  (`--help` needs none)
-    from neuron_store.pooling import each  # noqa: PLC0415
-
-    for key in keys:
-        check_key(key)
-    out, found = session.out, list[_Seen]()
-    work: list[tuple[ArtifactStore, str]] = []
-    for tier in session.chosen(names):
-        listed, trouble = (keys, None) if keys else _keys(session, tier)
-        found += [trouble] if trouble is not None else []
-        work += [(tier, key) for key in dict.fromkeys(listed)]
-    with out.progress("verifying", len(work)) as bar:
-
-        def check(item: tuple[ArtifactStore, str]) -> _Seen:
-            bar.begin(item[1])
-            return _verify(*item)
-
-        found += each(check, work, workers=_READS_AT_ONCE)
-    good = not any(seen.outcome in {"corrupt", "error"} for seen in found)
-    whole = {seen.key for seen in found if seen.outcome == "ok"}
-    missing = [seen for seen in found if seen.outcome == "missing"]
-    good = good and all(seen.key in whole and not names for seen in missing)
-    if out.json:
-        out.document(ok=good, artifacts=[_plain(seen, brief=True) for seen in found])
-    else:
-        columns = (
-            Column("tier"),
-            Column("key"),
-            Column("outcome", "outcome"),
-            Column("size", "bytes"),
-            Column("detail"),
-        )
-        rows = [
-            (
-                s.tier,
-                s.key,
-                s.outcome,
-                s.artifact.size if s.artifact is not None else None,
-                s.detail,
-            )
-            for s in found
-            if s.key is not None
-        ]
-        out.table(columns, rows)
-    _tell(session, found)
-    for absent in dict.fromkeys(seen.key for seen in missing if seen.key not in whole):
-        out.say(f"error: no artifact {absent} in the tiers that were asked")
-    if not good:
-        context.exit(NO)
-
-
-def _verify(tier: ArtifactStore, key: str) -> _Seen:
-    from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
-
-    answer = ask(tier.location, functools.partial(tier.verify, key), seconds=None)
-    if not isinstance(answer, Trouble):
-        return _Seen(tier.name, tier.location, key, "ok", artifact=answer)
-    outcome = "missing" if answer.outcome == "miss" else answer.outcome
-    return _Seen(tier.name, tier.location, key, outcome, answer.detail)
-
-
 def _tell(session: Session, found: Sequence[_Seen]) -> None:
     """Trouble as messages too: a pipe that reads keys or a table should not be the only witness."""
     for seen in found:
-        if seen.outcome in {"error", "corrupt"}:
+        if seen.outcome in {"error", "corrupt", "refused"}:
             what = "is in trouble" if seen.key is None else f"{seen.key} is {seen.outcome}"
             session.out.say(f"error: {seen.location}: {what}: {seen.detail}")
 

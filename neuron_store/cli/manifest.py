@@ -237,7 +237,7 @@ def ready(
     with out.progress("checking", len(graph_ranks(engines))) as bar:
         found = check_ready(
             engines,
-            session.shared_tier(tier),
+            session.settings().trust.reader(session.shared_tier(tier)),
             world_size=world_size,
             verify=not no_verify,
             workers=workers,

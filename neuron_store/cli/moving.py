@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from neuron_store.cli.session import Session
+    from neuron_store.signing import Signer
     from neuron_store.tiered import TieredStore
 
 __all__ = ["fetch", "promote"]
@@ -29,7 +30,7 @@ _FAILURES = frozenset({"missing", "corrupt", "error"})
 class _Fetched:
     key: str
     outcome: str
-    """`present`, `fetched`, `missing`, `corrupt` or `error`."""
+    """`present`, `fetched`, `missing`, `corrupt`, `refused` or `error`."""
     tier: str | None = None
     path: str | None = None
     bytes: int = 0
@@ -89,8 +90,9 @@ def _fetch(store: TieredStore, key: str) -> _Fetched:
         path = store.get(key)
     except ArtifactNotFound as error:
         # A damaged copy is not used, so for the store it is none; here it is the thing to mend.
-        damaged = any(answer.outcome == "corrupt" for answer in error.answers)
-        return _Fetched(key, "corrupt" if damaged else "missing", detail=str(error))
+        said = {answer.outcome for answer in error.answers}
+        outcome = next((word for word in ("corrupt", "refused") if word in said), "missing")
+        return _Fetched(key, outcome, detail=str(error))
     except ArtifactCorrupt as error:
         return _Fetched(key, "corrupt", detail=str(error))
     except NeuronStoreError as error:
@@ -132,6 +134,13 @@ class _Promoted:
     multiple=True,
     help="Only to this shared tier, by its name or location. Repeatable.",
 )
+@click.option("--sign", is_flag=True, help="Sign the records, so that nodes may require it.")
+@click.option(
+    "--key",
+    "key_file",
+    metavar="FILE",
+    help="The private key, instead of NEURON_STORE_SIGNING_KEY; implies --sign.",
+)
 @json_option
 @pass_session
 @click.pass_context
@@ -143,17 +152,22 @@ def promote(
     manifests: tuple[Path, ...],
     everything: bool,
     to: tuple[str, ...],
+    sign: bool,
+    key_file: str | None,
 ) -> None:
     """Publish local artifacts in the shared tiers.
 
     The first writer wins: when a tier has other bytes under a key (`conflict`), they stay, and that
-    is no failure. Exit status 1 when an artifact did not reach a tier it was meant for.
+    is no failure. Exit status 1 when an artifact did not reach a tier it was meant for. With --sign
+    (or NEURON_STORE_SIGNING_KEY set) a tier where the artifact is not signed afterwards is not
+    reached.
     """
     if [bool(keys), bool(manifests), everything].count(True) != 1:
         raise click.UsageError("give either KEYS, --manifest PATH or --all")
     from neuron_store.pooling import each  # noqa: PLC0415  (`--help` needs none)
 
     out, store = session.out, session.store()
+    signer = _signer(session, key_file, sign=sign)
     wanted = _to_promote(store, keys, manifests)
     if not wanted:
         what = "the manifests list no graph" if manifests else "there is no artifact"
@@ -163,7 +177,7 @@ def promote(
 
         def one(key: str) -> list[_Promoted]:
             bar.begin(key)
-            return _promote(store, key, to)
+            return _promote(store, key, to, signer)
 
         for answers in each(one, wanted, workers=_PROMOTIONS_AT_ONCE):
             done += answers
@@ -184,10 +198,24 @@ def _plain(answer: _Promoted) -> dict[str, str]:
     return {name: getattr(answer, name) for name in ("key", "tier", "outcome", "detail")}
 
 
-def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]:
+def _signer(session: Session, key_file: str | None, *, sign: bool) -> Signer | None:
+    """The key that the command line means; None: the settings have the word."""
+    if key_file is not None:
+        from neuron_store.signing import Signer  # noqa: PLC0415  (`--help` needs none)
+
+        return Signer.load(key_file, what="--key")
+    if sign and session.settings().values["NEURON_STORE_SIGNING_KEY"][0] is None:
+        raise click.UsageError("--sign: with which key? give --key FILE (`neuron-store keygen`)")
+    return None
+
+
+def _promote(
+    store: TieredStore, key: str, to: Sequence[str], signer: Signer | None
+) -> list[_Promoted]:
     from neuron_store.errors import (  # noqa: PLC0415  (`--help` needs none)
         ArtifactCorrupt,
         ArtifactNotFound,
+        ArtifactUntrusted,
         PromoteError,
         ReadOnlyTier,
         TierError,
@@ -195,13 +223,15 @@ def _promote(store: TieredStore, key: str, to: Sequence[str]) -> list[_Promoted]
 
     local = store.local.name
     try:
-        done, failures = store.promote(key, to=list(to) or None), {}
+        done, failures = store.promote(key, to=list(to) or None, signer=signer), {}
     except PromoteError as error:
         done, failures = error.done, error.failures
     except ArtifactNotFound as error:
         return [_Promoted(key, local, "missing", str(error), NO)]
     except ArtifactCorrupt as error:
         return [_Promoted(key, local, "corrupt", str(error), NO)]
+    except ArtifactUntrusted as error:
+        return [_Promoted(key, local, "error", str(error), NO)]
     except ReadOnlyTier:
         raise
     except TierError as error:

@@ -31,8 +31,10 @@ SCHEMA = 1
 # Cells to which a column may be folded on a narrow terminal.
 _FOLDED = 7
 _STYLES = {
-    **dict.fromkeys(("ok", "hit", "created", "present", "fetched", "compiled", "fit"), "green"),
-    **dict.fromkeys(("removed",), "green"),
+    **dict.fromkeys(
+        ("ok", "hit", "created", "present", "fetched", "compiled", "fit", "removed", "trusted"),
+        "green",
+    ),
     **dict.fromkeys(
         ("missing", "miss", "may miss", "conflict", "repaired", "skipped", "waited"), "yellow"
     ),

@@ -76,6 +76,8 @@ def prefetch(
         if graph.detail:
             out.say(f"{graph.outcome}: {graph.key}: {graph.detail}")
     told = [f"{len(found.of(outcome))} {outcome}" for outcome in ("present", "fetched", "missing")]
+    if refused := len(found.of("refused")):
+        told.append(f"{refused} refused")
     told += [f"{len(found.of('error'))} failed", f"{len(found.of('skipped'))} over budget"]
     out.say(f"{', '.join(told)}; {human_bytes(found.size)} in {found.seconds:.1f} s")
     if not found.complete:

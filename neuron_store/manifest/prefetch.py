@@ -38,7 +38,8 @@ class Fetched:
     key: str
     outcome: str
     """`present` (was local already), `fetched` (by this process or by another that it waited for),
-    `missing`, `error`, or `skipped` (over budget)."""
+    `missing`, `refused` (it is there, and nobody trusted signed it), `error`, or `skipped` (over
+    budget)."""
     size: int = 0
     """Bytes, where they were fetched."""
     detail: str = ""
@@ -67,7 +68,7 @@ class Prefetch:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
-        outcomes = ("present", "fetched", "missing", "error", "skipped")
+        outcomes = ("present", "fetched", "missing", "refused", "error", "skipped")
         return {
             "complete": self.complete,
             **{outcome: len(self.of(outcome)) for outcome in outcomes},
@@ -164,7 +165,8 @@ def _bring(store: ArtifactStore, key: str) -> Fetched:
     try:
         path = store.get(key)
     except ArtifactNotFound as error:
-        return Fetched(key, "missing", detail=str(error))
+        refused = any(answer.outcome == "refused" for answer in error.answers)
+        return Fetched(key, "refused" if refused else "missing", detail=str(error))
     except (ArtifactCorrupt, NeuronStoreError) as error:
         return Fetched(key, "error", detail=str(error))
     return Fetched(key, "fetched", _bytes_below(path))

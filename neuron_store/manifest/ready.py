@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, NeuronStoreError
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    ArtifactUntrusted,
+    NeuronStoreError,
+)
 from neuron_store.manifest.reader import graph_ranks
 
 if TYPE_CHECKING:
@@ -30,7 +35,8 @@ class GraphState:
     ranks: tuple[int, ...]
     """Global ranks that need it."""
     state: str
-    """`ready`, `missing`, `corrupt`, or `error` when the tier could not say."""
+    """`ready`, `missing`, `corrupt`, `refused` (nobody trusted signed it), or `error` when the tier
+    could not say."""
     detail: str = ""
 
 
@@ -128,6 +134,8 @@ def _state(store: ArtifactStore, key: str, *, verify: bool) -> tuple[str, str]:
         return "missing", ""
     except ArtifactCorrupt as error:
         return "corrupt", error.reason
+    except ArtifactUntrusted as error:
+        return "refused", error.reason
     except NeuronStoreError as error:
         return "error", str(error)
     return "ready", ""

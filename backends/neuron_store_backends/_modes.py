@@ -1,0 +1,85 @@
+"""Who may read and write what is made in a tier: the umask and the root directory say.
+
+Files get 0666 and directories 0777, less the umask, as if they were written on the spot; also those
+that a compiler or `mkdtemp` made private and that a publish takes over. A set-group-id root
+hands its group down. The directories beside the entries are as open as the root, whoever came
+first: else that one's umask would shut everybody else out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+
+__all__ = ["group_of", "level_directory", "level_file", "make_container", "umask"]
+
+_log = logging.getLogger(__name__)
+
+
+def make_container(root: str, name: str) -> str:
+    """`<root>/<name>`, made where it is missing, and no less open than the root.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = f"{root}/{name}"
+    os.makedirs(path, exist_ok=True)
+    above, found = os.stat(root), os.stat(path, follow_symlinks=False)
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        return path
+    wanted = stat.S_IMODE(found.st_mode | above.st_mode)
+    try:
+        if above.st_mode & stat.S_ISGID and found.st_gid != above.st_gid:
+            os.chown(path, -1, above.st_gid)
+        if wanted != stat.S_IMODE(found.st_mode):
+            os.chmod(path, wanted)
+    except OSError as error:
+        _log.debug("%s stays as it is: %s", path, error)
+    return path
+
+
+def umask() -> int | None:
+    """The process's umask; `os.umask` would have to change it, for all threads. None: unknown."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Umask:"):
+                    return int(line.split()[1], 8)
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def group_of(directory: str) -> int | None:
+    """The group that a directory hands down to what is made in it; None: the maker's own."""
+    found = os.stat(directory)
+    return found.st_gid if found.st_mode & stat.S_ISGID else None
+
+
+def level_file(descriptor: int, mask: int | None, group: int | None) -> None:
+    """Give a file that was taken over mode and group of a new one."""
+    found = os.fstat(descriptor)
+    try:
+        if group is not None and found.st_gid != group:
+            os.fchown(descriptor, -1, group)
+        if mask is not None and stat.S_IMODE(found.st_mode) != 0o666 & ~mask:
+            os.fchmod(descriptor, 0o666 & ~mask)
+    except OSError as error:  # somebody else's file
+        _log.debug("a file keeps mode %o: %s", found.st_mode, error)
+
+
+def level_directory(path: str, mask: int | None, group: int | None) -> None:
+    """Give a directory that was taken over mode and group of a new one."""
+    found = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode):
+        return
+    mode = stat.S_IMODE(found.st_mode) if mask is None else 0o777 & ~mask
+    wanted = mode | (stat.S_ISGID if group is not None else 0)
+    try:
+        if group is not None and found.st_gid != group:
+            os.chown(path, -1, group)
+        if stat.S_IMODE(found.st_mode) != wanted:
+            os.chmod(path, wanted)
+    except OSError as error:  # somebody else's directory
+        _log.debug("%s stays as it is: %s", path, error)

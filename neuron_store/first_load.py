@@ -1,0 +1,295 @@
+"""Checking the digests of local artifacts, once for all processes that start together.
+
+A hit checks names and sizes at all times. Rot keeps the size, so somebody has to read the bytes
+once; with 32 ranks on a node that is once for the process group and not once for each. Who has
+done it leaves a note in a directory that only this user can write. The note is about one state of
+one entry (inodes, sizes, change times) and about one process group, told from a later one of the
+same number by the start time of its leader and the boot; so a number that is used again, and an
+entry that was published again or written to, are read again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    NeuronStoreError,
+    TierError,
+)
+from neuron_store.streams import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from neuron_store.abc import ArtifactStore
+    from neuron_store.artifact import Artifact
+
+__all__ = ["FirstLoad", "process_group", "runtime_directory"]
+
+_log = logging.getLogger(__name__)
+
+_VERIFIED = b"verified\n"
+
+
+class FirstLoad:
+    """Decides when a local artifact's bytes are read before it is handed out. Thread-safe."""
+
+    def __init__(self, mode: str = "size") -> None:
+        """Args: mode, `always`, `first` (in each process group) or `size` (never)."""
+        self.mode = mode
+        self._seen: dict[str, tuple[int, ...]] = {}
+
+    def check(self, local: ArtifactStore, key: str, path: Path) -> bool:
+        """Whether the entry may be used; False when it is gone.
+
+        Raises:
+            ArtifactCorrupt: its bytes are not those of its record. It was taken from its name, if
+                that could be done.
+        """
+        if self.mode == "size":
+            return True
+        if self.mode == "always":
+            return self._read(local, key)
+        place = str(path)
+        try:
+            found = os.stat(place)
+        except FileNotFoundError:
+            return False
+        state = (found.st_dev, found.st_ino, found.st_mtime_ns)
+        if self._seen.get(place) == state:
+            return True
+        artifact = local.find(key)
+        if artifact is None:
+            return False
+        # An entry of the Neuron stack names no digest: there is nothing to compare with.
+        if artifact.has_digests:
+            with _note(artifact, place, state) as note:
+                if not note.says_verified():
+                    if not self._read(local, key):
+                        return False
+                    note.say_verified()
+        self._seen[place] = state
+        return True
+
+    def published(self, local: ArtifactStore, key: str) -> None:
+        """Note that this process has just digested every byte, publishing the entry."""
+        if self.mode != "first":
+            return
+        try:
+            path, artifact = local.path_of(key), local.find(key)
+            if path is None or artifact is None:
+                return
+            found = os.stat(path)
+            state = (found.st_dev, found.st_ino, found.st_mtime_ns)
+            with _note(artifact, str(path), state, wait=False) as note:
+                note.say_verified()
+        except (OSError, NeuronStoreError) as error:
+            _log.debug("no note of %s: %s", key, error)
+            return
+        self._seen[str(path)] = state
+
+    def _read(self, local: ArtifactStore, key: str) -> bool:
+        try:
+            local.verify(key)
+        except ArtifactNotFound:
+            return False
+        except ArtifactCorrupt:
+            _set_aside(local, key)
+            raise
+        except TierError as error:
+            # A bad sector. What cannot be read here cannot be loaded either.
+            _set_aside(local, key)
+            raise ArtifactCorrupt(key, local.location, f"unreadable: {error.reason}") from error
+        return True
+
+
+def _set_aside(local: ArtifactStore, key: str) -> None:
+    try:
+        local.set_aside(key)
+    except NeuronStoreError as error:
+        _log.warning("damaged artifact %s stays in place: %s", key, error)
+
+
+# -- notes ------------------------------------------------------------------------------------
+
+
+class _Note:
+    """One file: empty while somebody reads the entry, then it says so. None: memory only."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def says_verified(self) -> bool:
+        return self._descriptor is not None and os.pread(self._descriptor, 64, 0) == _VERIFIED
+
+    def say_verified(self) -> None:
+        if self._descriptor is None:
+            return
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            write_all(self._descriptor, _VERIFIED)
+        except OSError as error:
+            # Others read the entry once more.
+            _log.debug("no note of a verified artifact: %s", error)
+
+
+@contextmanager
+def _note(
+    artifact: Artifact, place: str, state: tuple[int, ...], *, wait: bool = True
+) -> Iterator[_Note]:
+    """The note of an entry as it is now, held exclusively unless it says that all is done."""
+    descriptor = _open_note(artifact, place, state)
+    if descriptor is None:
+        yield _Note(None)
+        return
+    try:
+        note = _Note(descriptor)
+        if wait and not note.says_verified():
+            # The kernel frees it when whoever reads the entry is killed; then it is our turn.
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                _log.debug("no lock in the runtime directory: %s", error)
+        yield note
+    finally:
+        os.close(descriptor)
+
+
+def _open_note(artifact: Artifact, place: str, state: tuple[int, ...]) -> int | None:
+    group, runtime = process_group(), runtime_directory()
+    if group is None or runtime is None:
+        return None
+    facts: list[object] = [place, state, artifact.write_id]
+    try:
+        for file in artifact.files:
+            found = os.lstat(f"{place}/{file.name}")
+            facts.append((file.name, found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
+        folder = f"{runtime}/verified/{group}"
+        if not os.path.isdir(folder):
+            _forget_dead_groups(f"{runtime}/verified", group)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        name = hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
+        return os.open(
+            f"{folder}/{name}",
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+            0o600,
+        )
+    except OSError as error:
+        _log.debug("no note of %s: %s", place, error)
+        return None
+
+
+def runtime_directory() -> str | None:
+    """A directory of this user's own that does not outlive the machine's run; None: there is none.
+
+    `$XDG_RUNTIME_DIR/neuron_store`, else `neuron_store-<uid>` in the directory for temporary files.
+    One that others own, could write to, or put a link to, is not used.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and _is_own(base):
+        path = f"{base}/neuron_store"
+    else:
+        path = f"{tempfile.gettempdir()}/neuron_store-{os.getuid()}"
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        _log.debug("no runtime directory: %s", error)
+        return None
+    if not _is_own(path):
+        _log.debug("%s is not safely this user's own, and not used", path)
+        return None
+    return path
+
+
+def _is_own(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    mine = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(found.st_mode) and mine
+
+
+# -- process groups -----------------------------------------------------------------------------
+
+
+_group_lock = threading.Lock()
+_groups: dict[tuple[int, int], str | None] = {}
+
+
+def process_group() -> str | None:
+    """A name of this process's group that no other group ever has; None: it has no known leader.
+
+    torchrun makes each rank the leader of a group of its own: there the launcher's group counts.
+    """
+    own = os.getpgid(0)
+    place = (os.getpid(), own)
+    with _group_lock:
+        if place not in _groups:
+            leader = own
+            if own == os.getpid() and os.environ.get("TORCHELASTIC_RUN_ID"):
+                try:
+                    leader = os.getpgid(os.getppid())
+                except OSError:
+                    leader = own
+            started = _start_time(leader)
+            _groups[place] = f"{leader}-{started}-{_machine()}" if started else None
+        return _groups[place]
+
+
+def _after_fork() -> None:
+    global _group_lock  # noqa: PLW0603  (another thread of the parent may have held it)
+    _group_lock = threading.Lock()
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from the boot to the process's start, as text."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name comes second, in parentheses, and may hold anything.
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _machine() -> str:
+    """The boot and the name space of process ids: numbers mean nothing beyond them."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read()
+        boot += os.readlink("/proc/self/ns/pid")
+    except OSError:
+        boot = "unknown"
+    return hashlib.sha256(boot.encode()).hexdigest()[:12]
+
+
+def _forget_dead_groups(folder: str, mine: str) -> None:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    here = _machine()
+    for name in names:
+        pid, _, rest = name.partition("-")
+        started, _, machine = rest.partition("-")
+        if machine == here and pid.isdigit() and name != mine and _start_time(int(pid)) != started:
+            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)

@@ -1,0 +1,101 @@
+"""Publishing a local artifact in shared tiers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from neuron_store.abc import Publication
+from neuron_store.errors import (
+    ArtifactNotFound,
+    ConfigError,
+    NeuronStoreError,
+    PromoteError,
+    ReadOnlyTier,
+)
+from neuron_store.readonly import ReadOnlyStore
+from neuron_store.trust import require_signed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from neuron_store.abc import ArtifactStore
+    from neuron_store.signing import Signer
+    from neuron_store.tier_health import TierHealth
+
+__all__ = ["promote_to", "promotion_targets"]
+
+_log = logging.getLogger(__name__)
+
+
+def promote_to(
+    local: ArtifactStore,
+    targets: Sequence[ArtifactStore],
+    healths: Mapping[str, TierHealth],
+    key: str,
+    signer: Signer | None,
+) -> Mapping[str, Publication]:
+    """Publish one artifact in each tier; see `TieredStore.promote`."""
+    artifact, path = local.find(key), local.path_of(key)
+    if artifact is None or not artifact.has_digests:
+        # An entry of the Neuron stack without digests of its own: what its loader would trip
+        # over is no gift to a fleet. Also says why an entry that looks complete is none.
+        artifact = local.verify(key)
+    if path is None:
+        raise ArtifactNotFound(key, local.location)
+    if signer is not None:
+        artifact = signer.sign(artifact)
+    done: dict[str, Publication] = {}
+    failures: dict[str, NeuronStoreError] = {}
+    for tier in targets:
+        health, began = healths[tier.name], time.monotonic()
+        try:
+            answer = tier.publish(artifact, path)
+            if signer is not None:
+                require_signed(tier, artifact, signer, answer)
+        except NeuronStoreError as error:
+            health.count(error=1, seconds=time.monotonic() - began)
+            failures[tier.name] = error
+            continue
+        done[tier.name] = answer
+        written = answer in {Publication.CREATED, Publication.REPAIRED}
+        health.count(size=artifact.size if written else 0, seconds=time.monotonic() - began)
+        if answer is Publication.CONFLICT:
+            _log.warning(
+                "%s: %s is there with other content than the local artifact; it stays",
+                tier.location,
+                key,
+            )
+    if failures:
+        raise PromoteError(key, failures, done)
+    return done
+
+
+def promotion_targets(
+    shared: Sequence[ArtifactStore], to: str | Sequence[str] | None
+) -> Sequence[ArtifactStore]:
+    """The tiers that a promotion goes to.
+
+    Raises:
+        ConfigError: there is no such tier, or no shared tier at all.
+        ReadOnlyTier: none was named, and all are read-only.
+    """
+    if not shared:
+        raise ConfigError(
+            "there is no shared tier to promote to; set NEURON_STORE_TIERS or "
+            "NEURON_LIBTORCH_REMOTE_CACHE"
+        )
+    if to is None:
+        targets = [tier for tier in shared if not isinstance(tier, ReadOnlyStore)]
+        if not targets:
+            raise ReadOnlyTier(shared[0].location, "promote")
+        return targets
+    targets = []
+    for wanted in [to] if isinstance(to, str) else to:
+        matching = [t for t in shared if wanted in {t.name, t.location}]
+        if not matching:
+            known = ", ".join(t.name for t in shared)
+            raise ConfigError(f"no shared tier is called {wanted!r}; there are: {known}")
+        targets += matching
+    return targets
