@@ -206,12 +206,18 @@ def record_graph(
     if not directory or directory.isspace():
         return
     try:
-        line = _encode(
-            key,
-            rank() if callable(rank) else rank,
-            inputs() if callable(inputs) else inputs,
-            compiler_flags() if callable(compiler_flags) else compiler_flags,
-        )
+        try:
+            line = _encode(
+                key,
+                rank() if callable(rank) else rank,
+                inputs() if callable(inputs) else inputs,
+                compiler_flags() if callable(compiler_flags) else compiler_flags,
+            )
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # What is not ours may raise SystemExit. Only here: elsewhere it comes from a signal.
+            raise RuntimeError(type(error).__name__) from error
         _writer.write(line, (directory, _environment.get(_DEVICES_KEY)))
     except Exception as error:  # noqa: BLE001  (a ledger must never break a compile)
         if not _writer.complained:

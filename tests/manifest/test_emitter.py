@@ -58,6 +58,30 @@ class VllmConfig:
     )
 
 
+class Leaving:
+    @property
+    def model_config(self):
+        raise SystemExit(3)
+
+    @property
+    def parallel_config(self):
+        raise GeneratorExit
+
+
+def test_a_configuration_that_ends_the_program_costs_only_its_own_value(manifests, store, root):
+    fill(root, key_of(1))
+    record_graph(key_of(1), 0, [], FLAGS)
+    record_graph(key_of(1), 1, [], FLAGS)
+
+    def leaves(rank):
+        if rank:
+            raise SystemExit(3)
+        return rank
+
+    path = emit_manifest(store, config=Leaving(), rank_to_global=leaves)
+    assert read_manifest(path).graphs[0].ranks == (0,)
+
+
 def test_a_manifest_says_what_was_compiled_from_what_on_which_ranks(manifests, store, root):
     fill(root, key_of(1), payload=948_474, mtime=1786048631.818072)
     fill(root, key_of(2), hlo="scalar", mtime=1786048640.0)

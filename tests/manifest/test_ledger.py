@@ -252,7 +252,12 @@ def test_arguments_that_raise_are_swallowed(manifests, caplog):
     def broken():
         raise RuntimeError("no group")
 
+    def leaves():
+        raise SystemExit(3)
+
     record_graph("k", broken, [], "")
+    record_graph("k", leaves, [], "")
+    record_graph("k", 0, leaves, "")
     record_graph("k", "no rank", [], "")
     record_graph(None, 0, [], "")
     record_graph("k", 0, None, "")
