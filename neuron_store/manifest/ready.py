@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, NeuronStoreError
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    ConfigError,
+    NeuronStoreError,
+    TierError,
+)
 from neuron_store.manifest.reader import graph_ranks
 
 if TYPE_CHECKING:
@@ -43,6 +50,8 @@ class Readiness:
     graphs: tuple[GraphState, ...]
     unseen_ranks: tuple[int, ...]
     """Ranks below the world size that traced no graph: their engine's manifest is missing."""
+    beyond_ranks: tuple[int, ...] = ()
+    """Ranks at or above the world size that traced graphs: it is not that deployment's size."""
     partial: tuple[str, ...] = ()
     """Engines whose ranks traced different numbers of graphs, told in words."""
 
@@ -54,7 +63,12 @@ class Readiness:
     @property
     def ready(self) -> bool:
         """Whether every graph of every rank is there and verifies."""
-        return not self.missing and not self.unseen_ranks and bool(self.graphs)
+        return (
+            not self.missing
+            and not self.unseen_ranks
+            and not self.beyond_ranks
+            and bool(self.graphs)
+        )
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -65,6 +79,7 @@ class Readiness:
             "graphs": len(self.graphs),
             "missing": [attrs.asdict(graph) for graph in self.missing],
             "unseen_ranks": list(self.unseen_ranks),
+            "beyond_ranks": list(self.beyond_ranks),
             "partial": list(self.partial),
         }
 
@@ -94,10 +109,21 @@ def check_ready(
         verify: read every byte and check every digest; False: look whether it is committed.
         workers: look-ups at once.
         progress: told of each graph as it is done, one at a time.
+
+    Raises:
+        ConfigError: the world size is beyond `MAX_WORLD_SIZE`.
+        TierError: the tier is a directory of this machine that does not exist.
     """
     needed = graph_ranks(engines)
     lock = threading.Lock()
     size = expected_world_size(engines) if world_size is None else world_size
+    if size > MAX_WORLD_SIZE:
+        raise ConfigError(
+            f"a world size of {size} ranks; at most {MAX_WORLD_SIZE} are checked: correct it, or "
+            "the ranks in the manifests"
+        )
+    if needed:
+        _require_directory(store)
 
     def look(key: str) -> GraphState:
         found = GraphState(key, needed[key], *_state(store, key, verify=verify))
@@ -113,9 +139,26 @@ def check_ready(
         location=store.location,
         world_size=size,
         graphs=graphs,
-        unseen_ranks=tuple(r for r in range(min(size, MAX_WORLD_SIZE)) if r not in seen),
+        unseen_ranks=tuple(r for r in range(size) if r not in seen),
+        beyond_ranks=tuple(sorted(r for r in seen if r >= size)),
         partial=tuple(partial_ranks(engines)),
     )
+
+
+def _require_directory(store: ArtifactStore) -> None:
+    """An unmounted share has no graph of any deployment; that is not what is asked here."""
+    if not os.path.isabs(store.location):
+        return
+    try:
+        os.stat(store.location)
+    except FileNotFoundError:
+        raise TierError(
+            store.location,
+            "find",
+            "the directory does not exist; mount the share, or name another tier",
+        ) from None
+    except OSError:
+        pass  # Each look-up will tell.
 
 
 def _state(store: ArtifactStore, key: str, *, verify: bool) -> tuple[str, str]:

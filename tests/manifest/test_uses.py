@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactNotFound, PromoteError
+from neuron_store.errors import ArtifactNotFound, ConfigError, PromoteError, TierError
 from neuron_store.manifest.diff import diff_manifests
 from neuron_store.manifest.merge import merge_engines
 from neuron_store.manifest.plan import FlagChange, plan_upgrade
@@ -118,6 +118,17 @@ def test_merging_what_was_merged_keeps_the_engines_names():
     assert again.graphs[0].extra["engines"] == {"node1/dev0_7": [0, 1], "node1/dev8_15": [2]}
 
 
+def test_a_merge_keeps_what_a_later_minor_brought():
+    a = Engine("a", Path("a"), Manifest(extra={"later": 1, "x": 1}, manifest_version="1.2"))
+    b = Engine("b", Path("b"), Manifest(extra={"later": 2, "more": 3}, manifest_version="1.10"))
+    merged = load_manifest(dump_manifest(merge_engines([a, b])))
+    assert merged.manifest_version == "1.10"
+    assert {n: merged.extra[n] for n in ("later", "x", "more")} == {"later": 1, "x": 1, "more": 3}
+    summary = merged.extra["engines"]
+    assert summary["b"]["other_differences"] == {"later": 2, "more": 3, "x": None}
+    assert "other_differences" not in summary["a"]
+
+
 def test_merging_nothing_gives_an_empty_manifest():
     assert merge_engines([]).graphs == ()
 
@@ -162,6 +173,25 @@ def test_a_rank_that_traced_nothing_is_a_missing_manifest(remote, tmp_path):
     found = check_ready([engine(graph(1))], remote, world_size=4)
     assert found.unseen_ranks == (2, 3)
     assert not found.ready
+
+
+def test_ranks_beyond_the_world_size_are_a_no(remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1))
+    found = check_ready([engine(graph(1, range(8)), world=8)], remote, world_size=4)
+    assert not found.missing
+    assert not found.ready
+    assert found.beyond_ranks == (4, 5, 6, 7)
+    assert found.plain()["beyond_ranks"] == [4, 5, 6, 7]
+
+
+def test_a_world_size_that_cannot_be_is_refused(remote):
+    with pytest.raises(ConfigError, match="2000000000 ranks"):
+        check_ready([engine(graph(1), world=2_000_000_000)], remote)
+
+
+def test_a_directory_that_does_not_exist_is_no_tier_that_lacks_graphs(tmp_path):
+    with pytest.raises(TierError, match="does not exist; mount the share"):
+        check_ready([engine(graph(1))], InterfaceOnly(tmp_path / "unmounted"))
 
 
 def test_several_engines_ranks_add_up(remote, tmp_path):
@@ -231,6 +261,16 @@ def test_a_version_that_was_not_recorded_is_said_to_be_unknown():
 )
 def test_a_change_of_flags_misses_where_the_canonical_flags_change(change, outcomes):
     assert [g.outcome for g in planned(flags=change).graphs] == outcomes
+
+
+def test_what_concerns_nothing_here_is_said():
+    change = FlagChange(remove=("--nope", "-O3", "-O1"))
+    found = planned(upgrades={"neuronx-c": "2.32", "torch": "2.12"}, flags=change)
+    assert found.plain()["notes"] == [
+        "no manifest lists a package neuronx-c: is it spelt right?",
+        "no graph was compiled with --nope: nothing to remove",
+        "no graph was compiled with -O3: nothing to remove",
+    ]
 
 
 def test_a_graph_of_two_engines_takes_the_worse_of_both():
