@@ -25,9 +25,9 @@ _COLUMNS = (Column("key"), Column("outcome", "outcome"), Column("size", "bytes")
     "manifests",
     multiple=True,
     required=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
     metavar="PATH",
-    help="A manifest, or a directory of them. Repeatable.",
+    help="A manifest, - for the standard input, or a directory of them. Repeatable.",
 )
 @click.option(
     "--workers",

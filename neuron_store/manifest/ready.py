@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store.counting import counted
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
@@ -24,9 +25,17 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
     from neuron_store.manifest.reader import Engine
 
-__all__ = ["GraphState", "Readiness", "check_ready", "expected_world_size", "partial_ranks"]
+__all__ = [
+    "MAX_WORLD_SIZE",
+    "GraphState",
+    "Readiness",
+    "check_ready",
+    "expected_world_size",
+    "partial_ranks",
+]
 
 MAX_WORLD_SIZE = 1 << 20
+"""A larger one is refused: each rank is looked for."""
 
 
 @attrs.frozen
@@ -193,5 +202,5 @@ def partial_ranks(engines: Sequence[Engine]) -> list[str]:
         if few:
             ranks = ", ".join(f"rank {rank}: {count}" for rank, count in list(few.items())[:8])
             more = f" and {len(few) - 8} more" if len(few) > 8 else ""
-            told.append(f"{engine.name}: up to {most} graphs a rank, but {ranks}{more}")
+            told.append(f"{engine.name}: up to {counted(most, 'graph')} a rank, but {ranks}{more}")
     return told
