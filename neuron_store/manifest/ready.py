@@ -17,6 +17,7 @@ from neuron_store.errors import (
     NeuronStoreError,
     TierError,
 )
+from neuron_store.manifest.coverage import Coverage
 from neuron_store.manifest.reader import graph_ranks
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Readiness:
     beyond_ranks: tuple[int, ...] = ()
     """Ranks at or above the world size that traced graphs: it is not that deployment's size."""
     partial: tuple[str, ...] = ()
-    """Engines whose ranks traced different numbers of graphs, told in words."""
+    """Engines where ranks of a stage traced different numbers of graphs, told in words."""
 
     @property
     def missing(self) -> tuple[GraphState, ...]:
@@ -186,21 +187,25 @@ def _state(store: ArtifactStore, key: str, *, verify: bool) -> tuple[str, str]:
 
 
 def partial_ranks(engines: Sequence[Engine]) -> list[str]:
-    """Engines in which some ranks traced fewer graphs than others, in words.
+    """Engines in which some ranks traced fewer graphs than others of their stage, in words.
 
-    Not always a fault (only the last pipeline stage samples), but what a rank that died early
-    looks like.
+    Not always a fault (rank 0 alone may sample), but what a rank that died early looks like.
     """
     told = []
     for engine in engines:
-        counts: dict[int, int] = {}
+        coverage = Coverage.of(engine.manifest)
+        counts = dict.fromkeys(engine.manifest.ranks, 0)
         for graph in engine.manifest.graphs:
             for rank in graph.ranks:
-                counts[rank] = counts.get(rank, 0) + 1
-        most = max(counts.values(), default=0)
-        few = {rank: count for rank, count in sorted(counts.items()) if count < most}
-        if few:
-            ranks = ", ".join(f"rank {rank}: {count}" for rank, count in list(few.items())[:8])
-            more = f" and {len(few) - 8} more" if len(few) > 8 else ""
-            told.append(f"{engine.name}: up to {counted(most, 'graph')} a rank, but {ranks}{more}")
+                counts[rank] += 1
+        for stage, ranks in sorted(coverage.stages.items()):
+            most = max(counts[rank] for rank in ranks)
+            few = [rank for rank in sorted(ranks) if counts[rank] < most]
+            if few:
+                some = ", ".join(f"rank {rank}: {counts[rank]}" for rank in few[:8])
+                more = f" and {len(few) - 8} more" if len(few) > 8 else ""
+                where = f", stage {stage}" if len(coverage.stages) > 1 else ""
+                told.append(
+                    f"{engine.name}{where}: up to {counted(most, 'graph')} a rank, but {some}{more}"
+                )
     return told
