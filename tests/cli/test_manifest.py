@@ -358,6 +358,22 @@ def test_a_budget_bounds_what_is_fetched(cli, tmp_path, shared, budget, fetched)
     assert cli.json(*arguments, status=1 - fetched)["fetched"] == fetched
 
 
+def test_prefetch_asks_which_tier_when_there_is_none(command, tmp_path, places):
+    path = listing(tmp_path / "m.json", 1)
+    none = command("--local", places.local, "prefetch", "--manifest", path)
+    assert none.returncode == 2
+    assert "which tier? there is no shared tier" in none.stderr
+    publish(LocalStore(places.local), tmp_path / "src", key_of(1))
+    here = command("--local", places.local, "prefetch", "--manifest", path)
+    assert here.returncode == 0
+    assert here.stdout == f"{key_of(1)}\tpresent\t0\n"
+
+
+def test_prefetch_says_that_manifests_list_no_graph(cli, tmp_path):
+    told = cli("prefetch", "--manifest", listing(tmp_path / "m.json"))
+    assert "the manifests list no graph" in told.stderr
+
+
 def test_a_budget_that_is_no_size_is_a_usage_error(cli, tmp_path):
     path = listing(tmp_path / "m.json", 1)
     result = cli("prefetch", "--manifest", path, "--budget", "1Q", status=2)

@@ -305,10 +305,20 @@ def test_prefetch_keeps_to_its_budget_in_the_manifests_order(two, remote, tmp_pa
     for number in range(4):
         publish(remote, tmp_path / "src", key_of(number), payload=100_000)
     size = remote.find(key_of(0)).size
-    found = prefetch(two, [engine(*(graph(n) for n in range(4)))], budget=2 * size + 10)
+    found = prefetch(two, [engine(*(graph(n) for n in range(4)))], budget=2 * size + 4000)
     assert [g.outcome for g in found.graphs] == ["fetched", "fetched", "skipped", "skipped"]
     assert "left of the budget" in found.graphs[2].detail
     assert not found.complete
+
+
+def test_a_budget_counts_what_lies_on_the_disk_in_the_end(two, remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1), payload=100)
+    size = remote.find(key_of(1)).size
+    found = prefetch(two, [engine(graph(1))], budget=size + 100)
+    assert [g.outcome for g in found.graphs] == ["skipped"]
+    needed = int(found.graphs[0].detail.split()[0])
+    found = prefetch(two, [engine(graph(1))], budget=needed)
+    assert [(g.outcome, g.size) for g in found.graphs] == [("fetched", needed)]
 
 
 def test_prefetch_tells_trouble_as_an_error_and_brings_the_rest(remote, tmp_path):
@@ -328,7 +338,7 @@ def _rank(local: Path, shared: Path, path: Path, counts) -> None:
 
     store = two_tiers(local, shared)
     found = prefetch(store, read_engines([path]))
-    counts.put((found.complete, store.counters()[store.shared[0].name].hits))
+    counts.put((found.complete, store.counters()[store.shared[0].name].hits, found.plain()))
     counts.close()
     counts.join_thread()
     os._exit(0)
@@ -350,8 +360,15 @@ def test_ranks_that_prefetch_at_once_fetch_each_graph_once(two, remote, tmp_path
     answers = [counts.get(timeout=60) for _ in ranks]
     for rank in ranks:
         rank.join()
-    assert all(complete for complete, _ in answers)
-    assert sum(fetched for _, fetched in answers) == len(list(two.local.keys())) == 12
+    assert all(complete for complete, _, _ in answers)
+    assert sum(hits for _, hits, _ in answers) == len(list(two.local.keys())) == 12
+    # Ranks that only waited do not count what the others fetched.
+    assert sum(told["fetched"] for _, _, told in answers) == 12
+    assert sum(told["bytes"] for _, _, told in answers) == sum(
+        f.stat().st_size
+        for key in two.local.keys()  # noqa: SIM118  (a store is no dict)
+        for f in two.local.path_of(key).iterdir()
+    )
 
 
 # -- promote ---------------------------------------------------------------------------------------
