@@ -149,6 +149,11 @@ class Artifact:
     """Not part of what they are about."""
 
     @property
+    def compiled(self) -> str | None:
+        """`created`, or None where nobody knew it: a time of zero is what archives leave."""
+        return None if self.created.startswith("1970-01-01T00:00:00") else self.created
+
+    @property
     def size(self) -> int:
         """Bytes of all files together."""
         return sum(f.size for f in self.files)

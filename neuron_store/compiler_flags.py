@@ -250,7 +250,8 @@ def manifest_flags(argv: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC)
     Left out are the program and its sub-command, the graph's path, options of a wrapper, options
     that name places on this machine, and whatever else has an absolute path for its value. Such a
     path inside a value becomes `@path`. More goes than from a key, which must tell two libraries
-    below `/opt` apart: manifests of two machines are meant to be compared. Never raises.
+    below `/opt` apart: manifests of two machines are meant to be compared. Secrets are masked.
+    Never raises.
     """
     shown: list[str] = []
     for index, flag in enumerate(parse_flags(recorded_flags(argv), dialect)):
@@ -260,8 +261,21 @@ def manifest_flags(argv: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC)
             continue
         if flag.value is not None and _ABSOLUTE.fullmatch(flag.value):
             continue
-        shown.extend(_ABSOLUTE.sub(_PATH_MARK, token) for token in flag.tokens)
+        shown.extend(_ABSOLUTE.sub(_PATH_MARK, token) for token in _without_secrets(flag))
     return shlex.join(shown)
+
+
+def _without_secrets(flag: Flag) -> Sequence[str]:
+    from neuron_store.manifest.masking import (  # noqa: PLC0415  (only the emitter asks)
+        MASK,
+        is_secret_name,
+        mask_text,
+    )
+
+    name, equals, _ = flag.tokens[0].partition("=")
+    if flag.name and flag.value is not None and is_secret_name(name, value=flag.value):
+        return [f"{name}={MASK}"] if equals else [name, MASK]
+    return [mask_text(token) for token in flag.tokens]
 
 
 # Of any compiler: a manifest does not say whose flags it tells.

@@ -101,8 +101,13 @@ def list_files(directory: Path, key: str) -> list[ArtifactFile]:
         InvalidArtifact: a symbolic link, a device or an unsafe name is among them.
         OSError: the directory cannot be read.
     """
+    return [file for file, _ in _timed_files(directory, key)]
+
+
+def _timed_files(directory: Path, key: str) -> list[tuple[ArtifactFile, float]]:
+    """As `list_files`, with each file's mtime in Unix seconds."""
     neuron = os.path.lexists(directory / neff_name(key))
-    files: list[ArtifactFile] = []
+    files: list[tuple[ArtifactFile, float]] = []
 
     def walk(folder: str, prefix: str) -> None:
         with os.scandir(folder) as entries:
@@ -117,7 +122,8 @@ def list_files(directory: Path, key: str) -> list[ArtifactFile]:
                         check_file_name(name)
                     except InvalidRecord as error:
                         raise InvalidArtifact(entry.path, error.reason) from None
-                    files.append(ArtifactFile(name, entry.stat(follow_symlinks=False).st_size))
+                    status = entry.stat(follow_symlinks=False)
+                    files.append((ArtifactFile(name, status.st_size), status.st_mtime))
                 else:
                     raise InvalidArtifact(
                         entry.path, "a symbolic link, device or pipe; only regular files are kept"
@@ -141,20 +147,21 @@ def foreign_artifact(directory: Path, key: str) -> Artifact | None:
         return None
     sizes = re.search(rb"^neff_size:(\d{1,19})\s*$", mark, re.MULTILINE)
     try:
-        files = list_files(directory, key)
+        files = _timed_files(directory, key)
     except (InvalidArtifact, FileNotFoundError):
         return None
-    by_name = {f.name: f for f in files}
+    by_name = {file.name: file for file, _ in files}
     neff = by_name.get(neff_name(key))
     if neff is None or HLO_NAME not in by_name or not any(map(_METADATA.match, by_name)):
         return None
     if sizes is None or int(sizes[1]) != neff.size:
         return None
-    done = re.search(rb"^completed:(\d+(?:\.\d+)?)\s*$", mark, re.MULTILINE)
+    # As the stack's own manifest has it; the mark has another time, or none.
+    moment = next(mtime for file, mtime in files if file is neff)
     return Artifact(
         key=key,
-        files=tuple(files),
-        created=_iso(float(done[1]) if done is not None else 0.0),
+        files=tuple(file for file, _ in files),
+        created=_iso(moment),
         executable=neff.name,
         compiler="neuronx-cc",
     )

@@ -170,11 +170,19 @@ class TieredStore(ArtifactStore):
         return iter(seen)
 
     def get(self, key: str) -> Path:
+        return self.bring(key)[0]
+
+    def bring(self, key: str) -> tuple[Path, bool]:
+        """As `get`, and whether this call fetched it: it was not local, nor did another bring it.
+
+        Raises:
+            NeuronStoreError: as `get`.
+        """
         check_key(key)
         path = self._local_hit(key)
         if path is not None:
             self._health[self.local.name].count(hit=1)
-            return path
+            return path, False
         lock: KeyLock | None = self.local.lock(key, self._lock_timeout)
         try:
             assert lock is not None
@@ -184,7 +192,8 @@ class TieredStore(ArtifactStore):
             _log.debug("fetching %s without its lock: %s", key, error)
             lock = None
         try:
-            return self._local_hit(key) or self._bring(key)
+            path = self._local_hit(key)
+            return (self._bring(key), True) if path is None else (path, False)
         finally:
             if lock is not None:
                 lock.release()

@@ -219,3 +219,18 @@ def test_what_counts_of_each_option_goes_by_the_name_that_keys_use():
 )
 def test_the_last_value_of_an_option(flags, value):
     assert last_value(flags, "--target") == value
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--token=hf_abc --target trn2", "'--token=***' --target trn2"),
+        ("--hf-token hf_abc -O1", "--hf-token '***' -O1"),
+        (["--note", "sent by hf_" + "a" * 34], "--note 'sent by ***'"),
+        ("--url=s3://user:pw@host/x", "'--url=s3://***@host/x'"),
+        ("--max-tokens=12 --pass-through=x", "--max-tokens=12 --pass-through=x"),
+    ],
+)
+def test_secrets_among_flags_are_masked(given, kept):
+    assert manifest_flags(given) == kept
+    assert manifest_flags(kept) == kept

@@ -69,7 +69,7 @@ def ls(context: click.Context, session: Session, names: tuple[str, ...], quiet: 
             Column("key"),
             Column("outcome", "outcome"),
             Column("size", "bytes"),
-            Column("created"),
+            Column("created", "time"),
             Column("compiler"),
             Column("executable"),
         )
@@ -88,7 +88,8 @@ def _facts(artifact: Artifact | None) -> tuple[Any, ...]:
     if artifact is None:
         return (None,) * 4
     compiler = " ".join(filter(None, (artifact.compiler, artifact.compiler_version)))
-    return artifact.size, artifact.created[:19], compiler or None, artifact.executable
+    created = None if artifact.compiled is None else artifact.compiled[:19]
+    return artifact.size, created, compiler or None, artifact.executable
 
 
 def _list(session: Session, tier: ArtifactStore, *, quiet: bool) -> Iterator[_Seen]:
@@ -205,7 +206,7 @@ def _described(artifact: Artifact, path: Any) -> list[tuple[str, str]]:
     rows = [
         ("key", artifact.key),
         ("path", str(path) if path is not None else ""),
-        ("created", artifact.created),
+        ("created", artifact.compiled or ""),
         ("size", str(artifact.size)),
         ("compiler", artifact.compiler or ""),
         ("compiler version", artifact.compiler_version or ""),
@@ -245,7 +246,7 @@ def _plain(seen: _Seen, *, brief: bool = False) -> dict[str, Any]:
         artifact = seen.artifact
         document["key"] = seen.key
         document["size"] = artifact.size if artifact is not None else None
-        document["created"] = artifact.created if artifact is not None else None
+        document["created"] = artifact.compiled if artifact is not None else None
         document["compiler"] = artifact.compiler if artifact is not None else None
         document["compiler_version"] = artifact.compiler_version if artifact is not None else None
         document["executable"] = artifact.executable if artifact is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +16,17 @@ from neuron_store.byte_sizes import human_bytes
 from neuron_store.cli.exits import NO
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
+from neuron_store.counting import counted, ranks_text
 from neuron_store.errors import ConfigError, ManifestError
 from neuron_store.manifest.diff import ABSENT, diff_manifests
 from neuron_store.manifest.emitter import write_manifest
 from neuron_store.manifest.merge import merge_engines
 from neuron_store.manifest.plan import FlagChange, plan_upgrade
 from neuron_store.manifest.reader import Engine, graph_ranks, read_engines, read_manifest
-from neuron_store.manifest.ready import check_ready
+from neuron_store.manifest.ready import MAX_WORLD_SIZE, check_ready
 from neuron_store.manifest.report import render_report
 from neuron_store.manifest.schema import Graph, dump_manifest, to_json
+from neuron_store.manifest.shapes import shapes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,12 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["manifest"]
 
-_PATH = click.Path(exists=True, path_type=Path)
+_PATH = click.Path(exists=True, allow_dash=True, path_type=Path)
+_OUTPUT = click.Path(allow_dash=True, path_type=Path)
 _MANY = click.argument("manifests", nargs=-1, required=True, type=_PATH, metavar="MANIFEST...")
 _GRAPHS = (
     Column("graph"),
     Column("size", "bytes"),
-    Column("compiled"),
+    Column("compiled", "time"),
     Column("ranks"),
     Column("inputs"),
     Column("outputs"),
@@ -54,6 +58,7 @@ _DIFFERENCES = (
     Column("after"),
 )
 _STATES = (Column("key"), Column("outcome", "outcome"), Column("ranks"), Column("detail"))
+_UPGRADE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*={1,3}\s*([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _PLANNED = (
     Column("key"),
     Column("outcome", "outcome"),
@@ -67,8 +72,8 @@ _PLANNED = (
 def manifest() -> None:
     """What engines compiled: show, compare, merge, check and report.
 
-    MANIFEST is a manifest.json, or a directory that is searched for them, such as the one that
-    VLLM_NEURON_MANIFEST_DIR named. Each command takes --json.
+    MANIFEST is a manifest.json, - for the standard input, or a directory that is searched for
+    them, such as the one that VLLM_NEURON_MANIFEST_DIR named. Each command takes --json.
     """
 
 
@@ -174,13 +179,15 @@ def _difference_rows(found: ManifestDiff) -> list[tuple[str | None, ...]]:
 
 @manifest.command()
 @click.argument("directory", type=_PATH)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
+@click.option("-o", "--output", type=_OUTPUT, help="Write it to a file; -: to the standard output.")
 @json_option
 @pass_session
 def merge(session: Session, directory: Path, *, output: Path | None) -> None:
     """Merge the manifests of all engines below DIRECTORY into one."""
     out, engines = session.out, read_engines([directory])
     merged = merge_engines(engines)
+    if output is not None and str(output) == "-":
+        output = None
     if output is not None:
         with _writing(output):
             write_manifest(merged, output.absolute())
@@ -194,7 +201,8 @@ def merge(session: Session, directory: Path, *, output: Path | None) -> None:
             graphs=len(merged.graphs),
             manifest=to_json(merged) if output is None else None,
         )
-    out.say(f"{len(engines)} manifests, {len(merged.graphs)} graphs -> {output or 'stdout'}")
+    said = f"{counted(len(engines), 'manifest')}, {counted(len(merged.graphs), 'graph')}"
+    out.say(f"{said} -> {output or 'stdout'}")
 
 
 @manifest.command()
@@ -205,7 +213,11 @@ def merge(session: Session, directory: Path, *, output: Path | None) -> None:
     help="The tier that nodes will fetch from: a URL, or a shared tier by its name.  "
     "[default: the only shared tier]",
 )
-@click.option("--world-size", type=click.IntRange(min=1), help="Ranks that must have traced.")
+@click.option(
+    "--world-size",
+    type=click.IntRange(1, MAX_WORLD_SIZE),
+    help="Ranks that must have traced; more than these must not.",
+)
 @click.option("--no-verify", is_flag=True, help="Only look whether they are there; read no bytes.")
 @click.option(
     "--strict", is_flag=True, help="Not ready, too, when ranks traced different numbers of graphs."
@@ -248,7 +260,8 @@ def ready(
         out.document(ok=good, **found.plain())
     else:
         rows = [(g.key, g.state, ranks_text(g.ranks), g.detail) for g in found.missing]
-        out.table(_STATES, rows)
+        if rows:
+            out.table(_STATES, rows)
     _say_readiness(out, found, good=good)
     if not good:
         context.exit(NO)
@@ -256,17 +269,28 @@ def ready(
 
 def _say_readiness(out: Output, found: Readiness, *, good: bool) -> None:
     if found.unseen_ranks:
-        ranks = ranks_text(found.unseen_ranks)
-        out.say(f"no graph was traced by ranks {ranks}: a manifest is missing")
+        out.say(f"no graph was traced by {_ranks(found.unseen_ranks)}: a manifest is missing")
+    if found.beyond_ranks:
+        out.say(
+            f"graphs were traced by {_ranks(found.beyond_ranks)}, beyond the world size of "
+            f"{found.world_size}: correct --world-size, or take away the manifests of another "
+            "deployment"
+        )
     for told in found.partial:
         out.say(f"note: {told}")
     if not found.graphs:
         out.say("the manifests list no graph")
     count = len(found.graphs) - len(found.missing)
+    if len(found.graphs) > 1 and all(graph.state == "missing" for graph in found.graphs):
+        out.say(f"none of them is there: is {found.location} the right place, and mounted?")
     out.say(
-        f"{'ready' if good else 'NOT ready'}: {count} of {len(found.graphs)} graphs of "
-        f"{found.world_size} ranks in {found.location}"
+        f"{'ready' if good else 'NOT ready'}: {count} of {counted(len(found.graphs), 'graph')} of "
+        f"{counted(found.world_size, 'rank')} in {found.location}"
     )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
 
 
 @manifest.command()
@@ -292,10 +316,13 @@ def plan(
     """Tell which keys will miss after a change of compiler, framework or flags."""
     upgrades = {}
     for text in upgrade:
-        name, equals, version = (part.strip() for part in text.partition("="))
-        if not (name and equals and version):
-            raise ConfigError(f"--upgrade {text!r}: write PACKAGE=VERSION, as in neuronx-cc=2.32")
-        upgrades[name] = version.lstrip("=")
+        parts = _UPGRADE.fullmatch(text.strip())
+        if parts is None:
+            raise ConfigError(
+                f"--upgrade {text!r}: write PACKAGE=VERSION with the exact version, as in "
+                "neuronx-cc=2.32"
+            )
+        upgrades[parts[1]] = parts[2]
     if not (upgrades or add_flag or remove_flag):
         raise ConfigError("nothing changes: give --upgrade, --add-flag or --remove-flag")
     change = FlagChange(add_flag, remove_flag) if add_flag or remove_flag else None
@@ -308,19 +335,25 @@ def plan(
             for g in found.graphs
             if g.outcome != "hit"
         ]
-        out.table(_PLANNED, rows)
+        if rows:
+            out.table(_PLANNED, rows)
+    for note in found.notes:
+        out.say(f"note: {note}")
     out.say(_cost(found))
 
 
 def _cost(found: Plan) -> str:
     miss, may, hit = (len(found.of(outcome)) for outcome in ("miss", "may miss", "hit"))
     cost = human_bytes(sum(graph.size or 0 for graph in found.of("miss")))
-    return f"{miss} keys miss ({cost} to compile anew), {may} may miss, {hit} stay"
+    misses = f"{counted(miss, 'key')} {'misses' if miss == 1 else 'miss'}"
+    return f"{misses} ({cost} to compile anew), {may} may miss, {hit} stay"
 
 
 @manifest.command()
 @_MANY
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, type=_OUTPUT, help="The page's file; -: the standard output."
+)
 @click.option("--title", default="", help="Of the page; else the model's name.")
 @json_option
 @pass_session
@@ -331,9 +364,14 @@ def report(session: Session, manifests: tuple[Path, ...], *, output: Path, title
     page = render_report(
         engines,
         title=title,
-        footer=f"Made by neuron-store from {len(engines)} manifest(s), {made}.",
+        footer=f"Made by neuron-store from {counted(len(engines), 'manifest')}, {made}.",
     )
     size = len(page.encode())
+    if str(output) == "-":
+        if out.json:
+            raise ConfigError("--json needs the standard output for itself; name a file for -o")
+        out.write(page)
+        return
     staged = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     with _writing(output):
         try:
@@ -359,20 +397,3 @@ def _value(value: Any) -> str | None:
         return None
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def shapes_text(shapes: Sequence[str], limit: int = 4) -> str:
-    """`[4] [4, 2048] and 3 more`."""
-    shown = " ".join(f"[{shape.removesuffix(',')}]" for shape in shapes[:limit])
-    return shown + (f" and {len(shapes) - limit} more" if len(shapes) > limit else "")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`0-3,7`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -124,7 +124,7 @@ class _Promoted:
     "manifests",
     metavar="PATH",
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
     help="The graphs that this manifest lists, or all below this directory. Repeatable.",
 )
 @click.option("--all", "everything", is_flag=True, help="Everything in the local tier.")

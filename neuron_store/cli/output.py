@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import sys
 import time
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ SCHEMA = 1
 
 # Cells to which a column may be folded on a narrow terminal.
 _FOLDED = 7
+_TO_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:\+00:00|Z)?(?=\Z)")
 _STYLES = {
     **dict.fromkeys(
         ("ok", "hit", "created", "present", "fetched", "compiled", "fit", "removed", "trusted"),
@@ -49,7 +51,8 @@ class Column:
 
     name: str
     kind: str = "text"
-    """`text`, `count`, `bytes`, `seconds`, or `outcome` (a word that has a colour)."""
+    """`text`, `count`, `bytes`, `seconds`, `time` (ISO 8601, which people see to the second), or
+    `outcome` (a word that has a colour)."""
 
     @property
     def numeric(self) -> bool:
@@ -59,7 +62,7 @@ class Column:
     @property
     def whole(self) -> bool:
         """Whether people copy its values, which so stay on one line."""
-        return self.name in {"key", "path"}
+        return self.kind == "time" or self.name in {"key", "path", "graph", "where"}
 
     def plain(self, value: Any) -> str:
         """For programs: bytes as a number, `-` where there is no value."""
@@ -77,6 +80,9 @@ class Column:
             return human_bytes(value)
         if self.kind == "seconds":
             return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+        if self.kind == "time":
+            text = _TO_SECONDS.sub(r"\1 \2", value)
+            return printable(text if len(text) <= 40 else f"{text[:39]}…")
         return printable(str(value))
 
 

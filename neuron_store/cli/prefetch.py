@@ -12,6 +12,8 @@ from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from neuron_store.cli.session import Session
 
 __all__ = ["prefetch"]
@@ -25,9 +27,9 @@ _COLUMNS = (Column("key"), Column("outcome", "outcome"), Column("size", "bytes")
     "manifests",
     multiple=True,
     required=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
     metavar="PATH",
-    help="A manifest, or a directory of them. Repeatable.",
+    help="A manifest, - for the standard input, or a directory of them. Repeatable.",
 )
 @click.option(
     "--workers",
@@ -60,6 +62,9 @@ def prefetch(
 
     limit = None if budget is None else parse_bytes(budget, option="--budget")
     out, engines = session.out, read_engines(manifests)
+    if not graph_ranks(engines):
+        out.say("the manifests list no graph")
+    _require_tier(session, graph_ranks(engines))
     with out.progress("fetching", len(graph_ranks(engines))) as bar:
         found = bring(
             session.store(),
@@ -76,9 +81,30 @@ def prefetch(
         if graph.detail:
             out.say(f"{graph.outcome}: {graph.key}: {graph.detail}")
     told = [f"{len(found.of(outcome))} {outcome}" for outcome in ("present", "fetched", "missing")]
+    if waited := found.of("waited"):
+        told.insert(2, f"{len(waited)} waited for")
     if refused := len(found.of("refused")):
         told.append(f"{refused} refused")
     told += [f"{len(found.of('error'))} failed", f"{len(found.of('skipped'))} over budget"]
     out.say(f"{', '.join(told)}; {human_bytes(found.size)} in {found.seconds:.1f} s")
     if not found.complete:
         context.exit(NO)
+
+
+def _require_tier(session: Session, keys: Iterable[str]) -> None:
+    """Refuse to look for graphs nowhere."""
+    from neuron_store.errors import ConfigError, NeuronStoreError  # noqa: PLC0415
+
+    store = session.store()
+    if store.shared:
+        return
+    for key in keys:
+        try:
+            here = store.path_of(key) is not None
+        except NeuronStoreError:
+            here = False
+        if not here:
+            raise ConfigError(
+                f"which tier? there is no shared tier to fetch {key} from; set NEURON_STORE_TIERS, "
+                "or give a URL before the command: neuron-store --tier URL prefetch ..."
+            )

@@ -6,21 +6,30 @@ Nothing of vLLM, torch, numpy or pydantic is imported; their objects are known b
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import decimal
 import enum
+import fractions
 import json
 import math
 import os
 import re
 import sys
 import types
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from neuron_store.manifest.masking import MASK, is_secret_name, mask_text
+from neuron_store.manifest.masking import MASK, is_bare_name, is_secret_name, mask_text
 
 __all__ = ["Limits", "to_plain"]
 
+# Values of the standard library whose text says all; a date's is ISO 8601.
+_PRINTED = (
+    *(dt.date, dt.time, dt.timedelta, dt.tzinfo, complex, uuid.UUID),
+    *(decimal.Decimal, fractions.Fraction),
+)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _MAX_INT = 1 << 63
 
@@ -73,7 +82,9 @@ class _Coercion:
             return _TOO_LARGE
         try:
             return self._value(value, depth)
-        except Exception as error:  # noqa: BLE001  (a property of a foreign object may raise anything)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  (a foreign property may raise anything)
             return f"<unreadable: {type(error).__name__}>"
 
     def _value(self, value: Any, depth: int) -> Any:
@@ -85,6 +96,8 @@ class _Coercion:
             return self.text(os.fsdecode(os.fspath(value)))
         if isinstance(value, (int, float)):
             return _number(value)
+        if isinstance(value, _PRINTED):
+            return self.text(value.isoformat() if hasattr(value, "isoformat") else str(value))
         if isinstance(value, (bytes, bytearray, memoryview)):
             return f"<{len(value)} bytes>"
         known = _foreign(value)
@@ -126,6 +139,8 @@ class _Coercion:
     def _items(self, values: Iterable[Any], depth: int) -> list[Any]:
         plain: list[Any] = []
         secret_next = False
+        pairs = isinstance(values, Sequence) and all(map(_is_pair, values))
+        alone = isinstance(values, Sequence) and _is_pair(values)
         for count, item in enumerate(values):
             if count >= self.limits.items or self.spent:
                 plain.append(_TOO_LARGE)
@@ -135,12 +150,15 @@ class _Coercion:
                 plain.append(MASK)
                 secret_next = False
                 continue
+            if _is_pair(item) and _names_secret(item, bare=pairs):
+                self.values -= 1
+                plain.append([self.text(item[0]), MASK])
+                continue
             plain.append(self.value(item, depth))
-            secret_next = (
-                type(item) is str
-                and item.startswith("-")
-                and "=" not in item
-                and is_secret_name(item)
+            secret_next = type(item) is str and (
+                (item.startswith("-") and "=" not in item and is_secret_name(item))
+                # ("HF_TOKEN", "..."), but not a list of such names.
+                or (alone and count == 0 and _names_secret(values) and not _is_name(values))
             )
         return plain
 
@@ -151,14 +169,16 @@ class _Coercion:
             named.append((name, type(key).__name__, item))
         named.sort(key=lambda entry: entry[:2])
         plain: dict[str, Any] = {}
+        labelled = False
         for count, (name, kind, item) in enumerate(named):
             if count >= self.limits.items or self.spent:
                 plain["<left out>"] = _TOO_LARGE
                 break
             # 1 and "1" are two keys of a mapping, and one of a JSON object.
             unique = name if name not in plain else f"{name} ({kind})"
+            labelled = labelled or _labels_secret(name, item)
             self._put(plain, unique, item, depth)
-        return plain
+        return _mask_labelled(plain) if labelled else plain
 
     def _key(self, key: Any) -> str:
         plain = _Coercion(Limits(depth=4, items=16, values=64)).value(key, 0)
@@ -177,21 +197,24 @@ class _Coercion:
 
     def _object(self, value: Any, names: list[str], depth: int) -> dict[str, Any]:
         plain: dict[str, Any] = {}
+        labelled = False
         for count, name in enumerate(names):
             if count >= self.limits.items or self.spent:
                 plain["<left out>"] = _TOO_LARGE
                 break
             try:
                 item = getattr(value, name)
-            except Exception as error:  # noqa: BLE001  (a property may raise anything)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  (a property may raise anything)
                 plain[name] = f"<unreadable: {type(error).__name__}>"
                 continue
+            labelled = labelled or _labels_secret(name, item)
             self._put(plain, name, item, depth)
-        return plain
+        return _mask_labelled(plain) if labelled else plain
 
     def _put(self, plain: dict[str, Any], name: str, item: Any, depth: int) -> None:
-        # By the type: `isinstance` asks the object too, and that may raise.
-        secret = is_secret_name(name, number=issubclass(type(item), (int, float)))
+        secret = is_secret_name(name, value=item)
         name = self.text(name)
         if secret and item is not None and type(item) is not bool:
             self.values -= 1
@@ -208,6 +231,40 @@ class _Coercion:
         self.characters -= len(shown)
         # Addresses differ from run to run; lone surrogates are no Unicode.
         return _ADDRESS.sub("", shown).encode("utf-8", "replace").decode()
+
+
+# A setting told as an object: {"name": "api_key", "value": "..."}.
+_LABELS = frozenset(
+    {"name", "key", "variable", "var", "env", "field", "header", "option", "setting"}
+)
+_LABELLED = frozenset({"value", "val", "values", "default", "content", "data"})
+
+
+def _labels_secret(name: str, item: Any) -> bool:
+    return type(item) is str and name.lower() in _LABELS and is_secret_name(item)
+
+
+def _mask_labelled(plain: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: MASK if name.lower() in _LABELLED and value is not None else value
+        for name, value in plain.items()
+    }
+
+
+def _is_pair(item: Any) -> bool:
+    return type(item) in {tuple, list} and len(item) == 2 and type(item[0]) is str
+
+
+def _names_secret(pair: Any, *, bare: bool = False) -> bool:
+    """Whether a pair is a secret's name and value; a bare `key` or `token` only among pairs."""
+    name, value = pair
+    if value is None or type(value) is bool or (is_bare_name(name) and not bare):
+        return False
+    return is_secret_name(name, value=value)
+
+
+def _is_name(pair: Any) -> bool:
+    return type(pair[1]) is str and is_secret_name(pair[1])
 
 
 _UNKNOWN = object()

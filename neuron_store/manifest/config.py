@@ -129,7 +129,10 @@ def _get(value: Any, name: str) -> Any:
         if isinstance(value, Mapping):
             return value.get(name)
         return getattr(value, name, None)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        # A foreign property may raise anything.
         logger.debug("%s.%s cannot be read", type(value).__name__, name, exc_info=True)
         return None
 

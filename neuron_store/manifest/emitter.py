@@ -173,7 +173,9 @@ def _global_rank(
         if int(found) >= 0:
             return int(found)
         logger.warning("rank %d maps to the global rank %s; left out", rank, found)
-    except Exception as error:  # noqa: BLE001  (a wrong rank would be worse than none)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  (a wrong rank would be worse than none)
         logger.warning(
             "rank %d has no global rank (%s: %s); left out", rank, type(error).__name__, error
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neuron_store.artifact import MAX_RECORD_BYTES, RECORD_NAME, load_record
 from neuron_store.errors import HloError, InvalidArtifact, NeuronStoreError
 from neuron_store.manifest.hlo import read_output_shapes
 from neuron_store.neuron_layout import HLO_NAME, neff_name
@@ -99,9 +100,19 @@ def _from_files(graph: Graph, directory: str, executable: str) -> Graph:
         graph,
         executable=executable,
         size=status.st_size,
-        created=_iso(status.st_mtime),
+        created=_recorded(directory, graph.graph_hash) or _iso(status.st_mtime),
         open_hlo=lambda: io.FileIO(open_regular(f"{directory}/{HLO_NAME}")),
     )
+
+
+def _recorded(directory: str, key: str) -> str | None:
+    """When the record says it was compiled: a copy's mtime is when it was fetched."""
+    try:
+        with os.fdopen(open_regular(f"{directory}/{RECORD_NAME}"), "rb") as stream:
+            data = stream.read(MAX_RECORD_BYTES + 1)
+        return load_record(data, key=key, source=directory)[0].compiled
+    except (OSError, NeuronStoreError):
+        return None  # An entry of the Neuron stack: its executable's mtime is the time.
 
 
 def _from_store(store: ArtifactStore, graph: Graph) -> Graph:
@@ -121,7 +132,7 @@ def _from_store(store: ArtifactStore, graph: Graph) -> Graph:
             graph,
             executable=program.name,
             size=program.size,
-            created=artifact.created,
+            created=artifact.compiled,
             open_hlo=open_hlo,
         )
     except Exception as error:  # noqa: BLE001  (one graph's trouble must not cost the others)
@@ -134,7 +145,7 @@ def _described(
     *,
     executable: str,
     size: int,
-    created: str,
+    created: str | None,
     open_hlo: Callable[[], BinaryIO] | None,
 ) -> Graph:
     key = graph.graph_hash

@@ -47,7 +47,7 @@ def _object(model: type) -> dict[str, Any]:
         # A reader keeps what a later minor version adds.
         "additionalProperties": True,
         "required": [field.name for field in fields if field.default is attrs.NOTHING]
-        + (["manifest_version"] if model is Manifest else []),
+        + (["manifest_version", "graphs"] if model is Manifest else []),
     }
 
 

@@ -8,6 +8,7 @@ best effort: it never raises, and does nothing at all where the variable is unse
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
 import json
 import logging
@@ -41,9 +42,12 @@ logger = logging.getLogger(__name__)
 MANIFEST_DIR = "VLLM_NEURON_MANIFEST_DIR"
 MAX_LINE = 16 << 20
 """Bytes; a longer line is skipped on reading."""
-# How long a file is written to without looking whether it is still the one under its name (the
-# emitter removes it), and whether its descriptor still is ours.
+# How long a descriptor is trusted by its flags alone. Looking at the file behind it (`fstat`) at
+# each line makes the write itself dearer: once asked for, times have to be kept more finely.
 _RECHECK = 0.5
+# Flags that no stranger's file is opened with, so that they mark our descriptor: on a plain file
+# O_NONBLOCK does nothing.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 # The environment as bytes, and the dictionary behind it where there is one: decoding the values and
 # encoding the names at each line would cost as much as the write.
 _DIR_KEY, _DEVICES_KEY = MANIFEST_DIR.encode(), VISIBLE_DEVICES.encode()
@@ -81,6 +85,8 @@ class _Writer:
         self.lock = threading.Lock()
         self.pid = -1
         self.descriptor = -1
+        self.path = b""
+        self.mark = -1
         self.identity = (0, 0)
         self.source: tuple[bytes | None, bytes | None] = (None, None)
         self.checked = float("-inf")
@@ -99,9 +105,16 @@ class _Writer:
     def write(self, line: bytes, source: tuple[bytes | None, bytes | None]) -> None:
         # Without the lock, which would cost a third of the write: lines of one O_APPEND write do
         # not interleave, and the descriptor's number stays while the file behind it is replaced.
-        # Without a look at the pid: `reset` runs in every child that can run Python.
+        # Without a look at the pid: `reset` runs in every child that can run Python. With one at
+        # the descriptor, though, which `os.closerange` may have left to a stranger, and at the
+        # name, which the emitter takes away.
         now = time.monotonic()
-        if now - self.checked > _RECHECK or self.source != source or self.torn:
+        if (
+            now - self.checked > _RECHECK
+            or self.source != source
+            or self.torn
+            or not self._looks_ours()
+        ):
             line = self._prepare(source, line)
             self.checked = now
         if os.write(self.descriptor, line) != len(line):
@@ -115,6 +128,13 @@ class _Writer:
             if self.pid != os.getpid() or self.source != source or not self._still_ours():
                 self._open(source)
             return b"\n" + line if self.torn else line
+
+    def _looks_ours(self) -> bool:
+        try:
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+        except OSError:
+            return False
+        return flags == self.mark and os.access(self.path, os.F_OK)
 
     def _is_ours(self) -> bool:
         """Whether the descriptor was neither closed by others nor given to another file."""
@@ -143,7 +163,7 @@ class _Writer:
         stale = 0 if path in self.begun else os.O_TRUNC
         descriptor = os.open(
             path,
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | stale,
+            _FLAGS | os.O_CREAT | os.O_CLOEXEC | stale,
             0o644,
         )
         if self.descriptor >= 0 and self._is_ours():
@@ -153,6 +173,8 @@ class _Writer:
             self.descriptor = descriptor
         status = os.fstat(self.descriptor)
         self.identity = (status.st_dev, status.st_ino)
+        self.mark = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+        self.path = os.fsencode(path)
         self.begun.add(path)
         self.source = source
         self.torn = False
@@ -184,12 +206,18 @@ def record_graph(
     if not directory or directory.isspace():
         return
     try:
-        line = _encode(
-            key,
-            rank() if callable(rank) else rank,
-            inputs() if callable(inputs) else inputs,
-            compiler_flags() if callable(compiler_flags) else compiler_flags,
-        )
+        try:
+            line = _encode(
+                key,
+                rank() if callable(rank) else rank,
+                inputs() if callable(inputs) else inputs,
+                compiler_flags() if callable(compiler_flags) else compiler_flags,
+            )
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # What is not ours may raise SystemExit. Only here: elsewhere it comes from a signal.
+            raise RuntimeError(type(error).__name__) from error
         _writer.write(line, (directory, _environment.get(_DEVICES_KEY)))
     except Exception as error:  # noqa: BLE001  (a ledger must never break a compile)
         if not _writer.complained:

@@ -5,22 +5,89 @@ from __future__ import annotations
 import itertools
 import re
 
-__all__ = ["MASK", "is_secret_name", "mask_text"]
+__all__ = ["MASK", "is_bare_name", "is_secret_name", "mask_text"]
 
 MASK = "***"
 
 # `HFToken` and `apiKey` are two words each, `max_num_batched_tokens` four.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ALWAYS = frozenset(
-    {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"}
-    | {"apikey", "accesskey", "accountkey", "privatekey", "secretkey", "signingkey", "sas", "jwt"}
-    | {"authtoken", "accesstoken", "refreshtoken", "authorization", "bearer", "cookie", "cookies"}
+    {"pwd", "credential", "credentials", "passphrase", "passphrases", "passcode", "passkey"}
+    | {"sas", "jwt", "authorization", "bearer", "cookie", "cookies"}
 )
-_LAST = frozenset({"token", "tokens", "key", "keys", "auth", "signature", "sig"})
+# Also as the end of a word without a break: `dbpassword`, `clientsecret`.
+_ENDS = ("password", "passwords", "passwd", "secret", "secrets")
+_LAST = frozenset({"token", "tokens", "key", "keys", "auth", "signature", "sig", "pat"})
 _BEFORE_KEY = frozenset(
     {"api", "access", "private", "secret", "account", "signing", "encryption", "ssh", "auth"}
 )
+# `pass` is a compiler's word, too (`hlo_passes`, `custom_pre_pass`): whose it is must be said.
+_BEFORE_PASS = frozenset(
+    {"db", "database", "user", "admin", "root", "smtp", "mail", "email", "ftp", "proxy", "http"}
+    | {"redis", "mysql", "postgres", "pg", "sql", "mongo", "login", "ldap", "ssl", "tls", "ssh"}
+    | {"auth", "basic", "my", "key", "cert", "registry", "docker", "git"}
+)
+# Tokens of a vocabulary, and counts of them.
+_BEFORE_TOKEN = frozenset(
+    {"eos", "bos", "pad", "unk", "cls", "sep", "mask", "stop", "start", "end", "begin", "eot"}
+    | {"eom", "sot", "image", "video", "audio", "vision", "special", "added", "extra", "reserved"}
+    | {"max", "min", "num", "n", "new", "prompt", "completion", "output", "input", "total", "per"}
+    | {"batched", "decoder", "encoder", "forced", "draft", "speculative", "spec", "bad", "ignore"}
+    | {"lookahead", "prefix", "suffix", "fim", "think", "thinking", "reasoning", "tool", "by"}
+    | {"placeholder", "scheduled", "cached", "generated", "allowed", "banned", "sampled", "of"}
+    | {"next", "last", "first", "remaining", "accepted", "computed", "padded", "context", "the"}
+    | {"decode", "prefill", "skip", "suppress", "bonus", "proposed", "valid", "multimodal", "mm"}
+)
+# Keys of a mapping, a cache or an attention layer.
+_ORDINARY_KEY = frozenset(
+    {"cache", "sort", "primary", "foreign", "partition", "graph", "model", "hash", "dict", "state"}
+    | {
+        "query",
+        "value",
+        "kv",
+        "attention",
+        "attn",
+        "head",
+        "heads",
+        "num",
+        "row",
+        "column",
+        "index",
+    }
+    | {
+        "group",
+        "lookup",
+        "param",
+        "params",
+        "weight",
+        "weights",
+        "layer",
+        "module",
+        "batch",
+        "json",
+    }
+    | {"metadata", "config", "field", "ignore", "ignored", "skip", "missing", "unexpected", "extra"}
+    | {"required", "object", "map", "label", "loss", "rope", "quant", "json", "present", "tensor"}
+    | {
+        "column",
+        "mon",
+        "don",
+        "tur",
+        "turn",
+        "hoc",
+        "joc",
+        "whis",
+        "hot",
+        "lac",
+        "flun",
+        "smo",
+        "jo",
+        "po",
+    }
+)
+_HOLDERS = frozenset({"value", "string", "text", "header", "headers"})
 _NUMBERS_PASS = frozenset({"tokens", "keys"})
+_NUMBER = re.compile(r"\s*[+-]?[0-9]+(?:\.[0-9]*)?\s*\Z")
 
 _USERINFO = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]+@")
 _QUERY = re.compile(r"([?&;]([^=&;#\s]{1,80})=)[^&;#\s]*")
@@ -30,9 +97,15 @@ _OPTION = re.compile(
 _ASSIGNED = re.compile(
     r"((?:^|[\s,;{])[\"']?([A-Za-z][A-Za-z0-9_.-]{0,80})[\"']?\s*[=:]\s*)([\"']?)[^\s,;\"'}&]+\3"
 )
+_SAID = re.compile(
+    r"(\b([A-Za-z][A-Za-z0-9_.-]{0,80})\s+(?:is|was)\s*(?:[:=]\s*|\s))([\"']?)[^\s,;\"'}&]+\3"
+)
 _LOOKS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|"
     r"github_pat_[A-Za-z0-9_]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|xox[abprs]-[A-Za-z0-9-]{10,}|"
+    r"glpat-[A-Za-z0-9_-]{16,}|npm_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}|"
+    r"pypi-[A-Za-z0-9_-]{40,}|dckr_pat_[A-Za-z0-9_-]{16,}|api_org_[A-Za-z0-9]{20,}|"
+    r"gsk_[A-Za-z0-9]{20,}|ya29\.[A-Za-z0-9_-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|"
     r"AIza[A-Za-z0-9_-]{30,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE)
@@ -41,25 +114,55 @@ _PEM = re.compile(
 )
 
 
-def is_secret_name(name: str, *, number: bool = False) -> bool:
+def is_secret_name(name: str, *, value: object = None) -> bool:
     """Whether a setting of that name holds a secret.
 
     Args:
-        name: `hf_token`, `apiKey`, `AWS_SECRET_ACCESS_KEY`; but not `pad_token_id`, `tokenizer`,
-            `num_key_value_heads` or `max_num_batched_tokens`.
-        number: the value is a number, which `tokens` and `keys` usually count.
+        name: `hf_token`, `HFTOKEN`, `apiKey`, `AWS_SECRET_ACCESS_KEY`, `db_pass`; but not
+            `eos_token`, `tokenizer`, `num_key_value_heads` or `max_num_batched_tokens`.
+        value: what it holds, where that is known: a number under `tokens` or `keys` counts them.
     """
     words = [word.lower() for word in _WORDS.findall(name[:200])]
     if not words:
         return False
-    if not _ALWAYS.isdisjoint(words):
+    if any(word in _ALWAYS or word.endswith(_ENDS) for word in words):
         return True
-    if words[-1] in _LAST:
-        return not (number and words[-1] in _NUMBERS_PASS)
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last in {"token", "tokens"} and before in _BEFORE_TOKEN:
+        return False
+    if last in {"key", "keys"} and before in _ORDINARY_KEY:
+        return False
+    if last in _LAST:
+        return not (last in _NUMBERS_PASS and _is_number(value))
+    if last == "pass" and (not before or before in _BEFORE_PASS):
+        return True
+    if any(map(_is_glued, words)):
+        return True
     if any(b == "key" and a in _BEFORE_KEY for a, b in itertools.pairwise(words)):
         return True
     # A token in the middle is one when it is text; ids, types and limits of tokens are numbers.
-    return not number and "token" in words and words[-1] in {"value", "string", "text", "header"}
+    return last in _HOLDERS and not {"token", "auth"}.isdisjoint(words) and not _is_number(value)
+
+
+def is_bare_name(name: str) -> bool:
+    """Whether a secret's name is a single word that also means something else: `key`, `token`."""
+    return name.lower() in _LAST or name.lower() == "pass"
+
+
+def _is_glued(word: str) -> bool:
+    """`hftoken`, `sshkey`, `dbpass`: two words in one."""
+    single = word.removesuffix("s") if not word.endswith("pass") else word
+    for end, known in (("token", _BEFORE_TOKEN), ("key", _ORDINARY_KEY)):
+        if single.endswith(end) and single != end:
+            return single.removesuffix(end) not in known
+    return word.endswith("pass") and word.removesuffix("pass") in _BEFORE_PASS
+
+
+def _is_number(value: object) -> bool:
+    # By the type: `isinstance` asks a foreign object too, and that may raise.
+    if issubclass(type(value), (int, float)):
+        return True
+    return type(value) is str and _NUMBER.match(value) is not None
 
 
 def mask_text(text: str) -> str:
@@ -70,11 +173,27 @@ def mask_text(text: str) -> str:
     if "://" in text:
         text = _USERINFO.sub(rf"\1{MASK}@", text)
     if "=" in text and "?" in text:
-        text = _QUERY.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
+        text = _QUERY.sub(_masked, text)
     if "-" in text:
-        text = _OPTION.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
+        text = _OPTION.sub(_masked, text)
     if "=" in text or ":" in text:
-        text = _ASSIGNED.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
+        text = _ASSIGNED.sub(_masked, text)
+    if " is" in text or " was" in text:
+        text = _SAID.sub(_said, text)
     if "PRIVATE KEY" in text:
         text = _PEM.sub(MASK, text)
     return text
+
+
+def _masked(match: re.Match[str]) -> str:
+    """What stands after a secret's name, masked."""
+    whole, name = match[0], match[2]
+    value = whole[len(match[1]) :].strip("\"'")
+    return match[1] + MASK if is_secret_name(name, value=value) else whole
+
+
+def _said(match: re.Match[str]) -> str:
+    # "The key is missing" says nothing secret; "the password is x" does, and "the key is: x".
+    if is_bare_name(match[2]) and ":" not in match[1] and "=" not in match[1]:
+        return match[0]
+    return _masked(match)

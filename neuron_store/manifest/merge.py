@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neuron_store.manifest.diff import flatten
-from neuron_store.manifest.schema import Config, Graph, Manifest, to_json
+from neuron_store.manifest.schema import MANIFEST_VERSION, Config, Graph, Manifest, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,12 +18,13 @@ __all__ = ["merge_engines"]
 
 
 def merge_engines(engines: Sequence[Engine]) -> Manifest:
-    """A manifest of version 1 that lists each graph once.
+    """A manifest of the engines' latest version that lists each graph once.
 
     A graph's `ranks` are the union over the engines; the additional field `engines` of each graph
     says which engine traced it on which ranks. `config` and `environment` are the first engine's;
-    where others differ stands in the additional top-level field `engines`. Every command that takes
-    a manifest takes the result, too.
+    where others differ stands in the additional top-level field `engines`. Top-level fields of a
+    later minor version are kept, the first engine's where several have one. Every command that
+    takes a manifest takes the result, too.
     """
     graphs: dict[str, Graph] = {}
     traced: dict[str, dict[str, list[int]]] = {}
@@ -39,15 +40,22 @@ def merge_engines(engines: Sequence[Engine]) -> Manifest:
             else:
                 by_engine[engine.name] = list(graph.ranks)
     first = engines[0].manifest if engines else Manifest()
+    later = {name: value for e in reversed(engines) for name, value in e.manifest.extra.items()}
+    versions = [engine.manifest.manifest_version for engine in engines]
     return Manifest(
+        manifest_version=max(versions, key=_minor, default=MANIFEST_VERSION),
         config=first.config if engines else Config(),
         environment=first.environment,
         graphs=tuple(
             attrs.evolve(graph, extra={**graph.extra, "engines": traced[key]})
             for key, graph in graphs.items()
         ),
-        extra={"engines": {engine.name: _summary(engine, first) for engine in engines}},
+        extra={**later, "engines": {e.name: _summary(e, first) for e in engines}},
     )
+
+
+def _minor(version: str) -> int:
+    return int(version.partition(".")[2] or 0)
 
 
 def _joined(known: Graph, other: Graph) -> Graph:
@@ -58,11 +66,18 @@ def _joined(known: Graph, other: Graph) -> Graph:
 
 def _summary(engine: Engine, first: Manifest) -> dict[str, Any]:
     manifest = engine.manifest
+    # What was merged before has a summary of its own, which says nothing of this merge.
+    mine, theirs = (
+        {name: value for name, value in m.extra.items() if name != "engines"}
+        for m in (first, manifest)
+    )
+    other = _different(mine, theirs)
     return {
         "graphs": len(manifest.graphs),
         "ranks": list(manifest.ranks),
         "config_differences": _different(to_json(first.config), to_json(manifest.config)),
         "environment_differences": _different(first.environment, manifest.environment),
+        **({"other_differences": other} if other else {}),
     }
 
 

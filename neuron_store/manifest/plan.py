@@ -10,7 +10,7 @@ import attrs
 from neuron_store.compiler_flags import parse_flags, recorded_flags, settled_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from neuron_store.manifest.reader import Engine
     from neuron_store.manifest.schema import Graph
@@ -78,6 +78,8 @@ class Plan:
     """What an upgrade costs."""
 
     graphs: tuple[PlannedGraph, ...]
+    notes: tuple[str, ...] = ()
+    """What was asked and concerns nothing here, in words: a package or flag that none has."""
 
     def of(self, outcome: str) -> tuple[PlannedGraph, ...]:
         """Those with that outcome."""
@@ -91,6 +93,7 @@ class Plan:
             "hit": len(self.of("hit")),
             "bytes_to_compile": sum(graph.size or 0 for graph in self.of("miss")),
             "graphs": [attrs.asdict(graph) for graph in self.graphs],
+            "notes": list(self.notes),
         }
 
 
@@ -137,7 +140,22 @@ def plan_upgrade(
                     ranks=tuple(sorted({*known.ranks, *graph.ranks})),
                     size=known.size if known.size is not None else graph.neff_size,
                 )
-    return Plan(tuple(planned.values()))
+    return Plan(tuple(planned.values()), tuple(_notes(engines, wanted, flags)))
+
+
+def _notes(
+    engines: Sequence[Engine], wanted: Mapping[str, str], flags: FlagChange | None
+) -> Iterator[str]:
+    installed = {_package(name) for e in engines for name in e.manifest.environment}
+    for name in wanted:
+        if name not in installed:
+            yield f"no manifest lists a package {name}: is it spelt right?"
+    lines = {graph.compiler_flags for e in engines for graph in e.manifest.graphs}
+    present = [flag for line in lines for flag in parse_flags(recorded_flags(line))]
+    for text in flags.remove if flags else ():
+        for gone in parse_flags(text):
+            if not any(f.name == gone.name and gone.value in {None, f.value} for f in present):
+                yield f"no graph was compiled with {' '.join(gone.tokens)}: nothing to remove"
 
 
 def _package(name: str) -> str:

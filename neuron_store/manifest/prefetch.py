@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from neuron_store.artifact import dump_record
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
@@ -18,12 +19,14 @@ from neuron_store.errors import (
     PromoteError,
 )
 from neuron_store.manifest.reader import graph_ranks
+from neuron_store.tiered import TieredStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from neuron_store.abc import ArtifactStore, Publication
+    from neuron_store.artifact import Artifact
     from neuron_store.manifest.reader import Engine
 
 __all__ = ["Fetched", "Prefetch", "Promoted", "Promotes", "prefetch", "promote_manifest"]
@@ -37,11 +40,11 @@ class Fetched:
 
     key: str
     outcome: str
-    """`present` (was local already), `fetched` (by this process or by another that it waited for),
+    """`present` (was local already), `fetched`, `waited` (another process fetched it meanwhile),
     `missing`, `refused` (it is there, and nobody trusted signed it), `error`, or `skipped` (over
     budget)."""
     size: int = 0
-    """Bytes, where they were fetched."""
+    """Bytes on the disk, where this process fetched them."""
     detail: str = ""
 
 
@@ -59,7 +62,7 @@ class Prefetch:
     @property
     def complete(self) -> bool:
         """Whether every graph is on the node now."""
-        return all(graph.outcome in {"present", "fetched"} for graph in self.graphs)
+        return all(graph.outcome in {"present", "fetched", "waited"} for graph in self.graphs)
 
     @property
     def size(self) -> int:
@@ -68,7 +71,7 @@ class Prefetch:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
-        outcomes = ("present", "fetched", "missing", "refused", "error", "skipped")
+        outcomes = ("present", "fetched", "waited", "missing", "refused", "error", "skipped")
         return {
             "complete": self.complete,
             **{outcome: len(self.of(outcome)) for outcome in outcomes},
@@ -97,7 +100,8 @@ def prefetch(
         engines: whose graphs to bring.
         workers: fetches at once.
         budget: bytes that may be fetched in all; what would go beyond is skipped, in the order of
-            the manifests. It is counted by the records' sizes before anything is fetched.
+            the manifests. What each takes on the disk, its record included, is known before
+            anything is fetched.
         progress: told of each graph as it is done, one at a time.
     """
     began = time.monotonic()
@@ -148,7 +152,7 @@ def _within(
             artifact = store.find(key)
         except NeuronStoreError:
             return None
-        return None if artifact is None else artifact.size
+        return None if artifact is None else _on_disk(artifact)
 
     left, chosen = budget, []
     for key, found in zip(keys, pool.map(size, keys), strict=True):
@@ -163,13 +167,22 @@ def _within(
 
 def _bring(store: ArtifactStore, key: str) -> Fetched:
     try:
-        path = store.get(key)
+        # Any other store does not say whether it waited.
+        path, fetched = (
+            store.bring(key) if isinstance(store, TieredStore) else (store.get(key), True)
+        )
     except ArtifactNotFound as error:
         refused = any(answer.outcome == "refused" for answer in error.answers)
         return Fetched(key, "refused" if refused else "missing", detail=str(error))
     except (ArtifactCorrupt, NeuronStoreError) as error:
         return Fetched(key, "error", detail=str(error))
-    return Fetched(key, "fetched", _bytes_below(path))
+    return Fetched(key, "fetched", _bytes_below(path)) if fetched else Fetched(key, "waited")
+
+
+def _on_disk(artifact: Artifact) -> int:
+    """Bytes that the artifact takes with its record."""
+    files = tuple(attrs.evolve(f, sha256=f.sha256 or "0" * 64) for f in artifact.files)
+    return artifact.size + len(dump_record(attrs.evolve(artifact, files=files)))
 
 
 def _bytes_below(path: Path) -> int:

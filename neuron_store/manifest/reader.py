@@ -1,29 +1,36 @@
-"""Finds and reads manifests: single files, an engine's directory, or a whole deployment's tree."""
+"""Finds and reads manifests: files, pipes, an engine's directory, a whole deployment's tree."""
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from neuron_store.errors import InvalidArtifact, ManifestError
+from neuron_store.errors import ManifestError
 from neuron_store.manifest.schema import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     Manifest,
     load_manifest,
 )
-from neuron_store.streams import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 __all__ = ["Engine", "find_manifests", "graph_ranks", "read_engines", "read_manifest"]
 
+logger = logging.getLogger(__name__)
+
 MAX_DEPTH = 6
 """Directories below the given one that are searched."""
+MAX_DIRECTORIES = 20_000
+"""That are searched in all: a link may lead to the root of the file system."""
+STANDARD_INPUT = "-"
+_DESCRIPTORS = Path("/dev/fd")
 
 
 @attrs.frozen
@@ -37,49 +44,92 @@ class Engine:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read one manifest.
+    """Read one manifest: a file, a link to one, a pipe, or `-` for the standard input.
 
     Raises:
-        ManifestError: no such file, a link or a device, too large, or not a manifest.
+        ManifestError: no such file, too large, or not a manifest.
     """
+    standard = os.fspath(path) == STANDARD_INPUT
+    source = "standard input" if standard else str(path)
     try:
-        descriptor = open_regular(path)
-    except (OSError, InvalidArtifact) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ManifestError(f"cannot be read: {reason}", source=str(path)) from error
-    with os.fdopen(descriptor, "rb") as stream:
-        size = os.fstat(descriptor).st_size
-        if size > MAX_MANIFEST_BYTES:
-            raise ManifestError(
-                f"{size} bytes; at most {MAX_MANIFEST_BYTES} are read", source=str(path)
-            )
-        return load_manifest(stream.read(MAX_MANIFEST_BYTES + 1), source=str(path))
+        # The caller named it on this machine, so a link is followed, and a pipe read to its end;
+        # how much is read is bounded whatever it is.
+        with open(0 if standard else path, "rb", closefd=not standard) as stream:
+            data = stream.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise ManifestError(f"cannot be read: {error.strerror}", source=source) from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestError(f"at most {MAX_MANIFEST_BYTES} bytes are read", source=source)
+    return load_manifest(data, source=source)
 
 
 def find_manifests(directory: Path) -> list[Path]:
-    """Every `manifest.json` below a directory, sorted; not in ledgers and dot directories."""
-    found: list[Path] = []
+    """Every `manifest.json` below a directory, sorted; not in ledgers and dot directories.
 
-    def walk(folder: Path, depth: int) -> None:
+    Links are followed, as deployments have them (a Kubernetes ConfigMap's files all are), after
+    everything else: what was found already is not found again under a link's name, and a cycle
+    ends. A link that leads nowhere is an error where it is called `manifest.json`, and else said in
+    the log.
+
+    Raises:
+        ManifestError: a directory cannot be read, or there are too many.
+    """
+    search = _Search(directory)
+    search.walk(directory, 0)
+    search.follow()
+    return sorted(search.found.values())
+
+
+class _Search:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.found: dict[tuple[int, int], Path] = {}
+        self.walked: set[tuple[int, int]] = set()
+        self.links: list[tuple[Path, int]] = []
+
+    def walk(self, folder: Path, depth: int) -> None:
         try:
+            status = os.stat(folder)
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             raise ManifestError(
                 f"cannot be searched: {error.strerror}", source=str(folder)
             ) from error
+        if (status.st_dev, status.st_ino) in self.walked:
+            return
+        self.walked.add((status.st_dev, status.st_ino))
+        if len(self.walked) > MAX_DIRECTORIES:
+            raise ManifestError(
+                f"more than {MAX_DIRECTORIES} directories below it; name those of the engines",
+                source=str(self.directory),
+            )
         for entry in entries:
-            if entry.name == MANIFEST_NAME and entry.is_file(follow_symlinks=False):
-                found.append(folder / entry.name)
-            elif (
-                depth < MAX_DEPTH
-                and entry.name != "ledger"
-                and not entry.name.startswith(".")
-                and entry.is_dir(follow_symlinks=False)
-            ):
-                walk(folder / entry.name, depth + 1)
+            if entry.name == "ledger" or entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                self.links.append((folder / entry.name, depth))
+            elif entry.is_dir() or entry.name == MANIFEST_NAME:
+                self.take(folder / entry.name, depth)
 
-    walk(directory, 0)
-    return found
+    def take(self, path: Path, depth: int) -> None:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            if depth < MAX_DEPTH:
+                self.walk(path, depth + 1)
+        elif path.name == MANIFEST_NAME and stat.S_ISREG(status.st_mode):
+            self.found.setdefault((status.st_dev, status.st_ino), path)
+
+    def follow(self) -> None:
+        # Grows while it is gone through: behind a link there may be more.
+        for path, depth in self.links:
+            try:
+                self.take(path, depth)
+            except OSError as error:
+                if path.name == MANIFEST_NAME:
+                    raise ManifestError(
+                        f"it is a link that leads nowhere ({error.strerror})", source=str(path)
+                    ) from error
+                logger.warning("%s is a link that leads nowhere; left out", path)
 
 
 def read_engines(paths: Iterable[Path]) -> list[Engine]:
@@ -104,13 +154,21 @@ def read_engines(paths: Iterable[Path]) -> list[Engine]:
                     Engine(path.name if name == "." else name, file, read_manifest(file))
                 )
         else:
-            name = path.absolute().parent.name if path.name == MANIFEST_NAME else path.name
+            name = _name(path)
             engines.append(Engine(name, path, read_manifest(path)))
     names = [engine.name for engine in engines]
     return [
         attrs.evolve(engine, name=str(engine.path)) if names.count(engine.name) > 1 else engine
         for engine in engines
     ]
+
+
+def _name(path: Path) -> str:
+    if path.name == MANIFEST_NAME:
+        return path.absolute().parent.name
+    # Nobody knows a pipe of the shell's `<(...)` by its number.
+    unnamed = os.fspath(path) == STANDARD_INPUT or path.parent == _DESCRIPTORS
+    return "stdin" if unnamed else path.name
 
 
 def graph_ranks(engines: Iterable[Engine]) -> dict[str, tuple[int, ...]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store.counting import counted
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
     ArtifactUntrusted,
+    ConfigError,
     NeuronStoreError,
+    TierError,
 )
+from neuron_store.manifest.coverage import Coverage
 from neuron_store.manifest.reader import graph_ranks
 
 if TYPE_CHECKING:
@@ -22,9 +27,17 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
     from neuron_store.manifest.reader import Engine
 
-__all__ = ["GraphState", "Readiness", "check_ready", "expected_world_size", "partial_ranks"]
+__all__ = [
+    "MAX_WORLD_SIZE",
+    "GraphState",
+    "Readiness",
+    "check_ready",
+    "expected_world_size",
+    "partial_ranks",
+]
 
 MAX_WORLD_SIZE = 1 << 20
+"""A larger one is refused: each rank is looked for."""
 
 
 @attrs.frozen
@@ -49,8 +62,10 @@ class Readiness:
     graphs: tuple[GraphState, ...]
     unseen_ranks: tuple[int, ...]
     """Ranks below the world size that traced no graph: their engine's manifest is missing."""
+    beyond_ranks: tuple[int, ...] = ()
+    """Ranks at or above the world size that traced graphs: it is not that deployment's size."""
     partial: tuple[str, ...] = ()
-    """Engines whose ranks traced different numbers of graphs, told in words."""
+    """Engines where ranks of a stage traced different numbers of graphs, told in words."""
 
     @property
     def missing(self) -> tuple[GraphState, ...]:
@@ -60,7 +75,12 @@ class Readiness:
     @property
     def ready(self) -> bool:
         """Whether every graph of every rank is there and verifies."""
-        return not self.missing and not self.unseen_ranks and bool(self.graphs)
+        return (
+            not self.missing
+            and not self.unseen_ranks
+            and not self.beyond_ranks
+            and bool(self.graphs)
+        )
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -71,6 +91,7 @@ class Readiness:
             "graphs": len(self.graphs),
             "missing": [attrs.asdict(graph) for graph in self.missing],
             "unseen_ranks": list(self.unseen_ranks),
+            "beyond_ranks": list(self.beyond_ranks),
             "partial": list(self.partial),
         }
 
@@ -100,10 +121,21 @@ def check_ready(
         verify: read every byte and check every digest; False: look whether it is committed.
         workers: look-ups at once.
         progress: told of each graph as it is done, one at a time.
+
+    Raises:
+        ConfigError: the world size is beyond `MAX_WORLD_SIZE`.
+        TierError: the tier is a directory of this machine that does not exist.
     """
     needed = graph_ranks(engines)
     lock = threading.Lock()
     size = expected_world_size(engines) if world_size is None else world_size
+    if size > MAX_WORLD_SIZE:
+        raise ConfigError(
+            f"a world size of {size} ranks; at most {MAX_WORLD_SIZE} are checked: correct it, or "
+            "the ranks in the manifests"
+        )
+    if needed:
+        _require_directory(store)
 
     def look(key: str) -> GraphState:
         found = GraphState(key, needed[key], *_state(store, key, verify=verify))
@@ -119,9 +151,26 @@ def check_ready(
         location=store.location,
         world_size=size,
         graphs=graphs,
-        unseen_ranks=tuple(r for r in range(min(size, MAX_WORLD_SIZE)) if r not in seen),
+        unseen_ranks=tuple(r for r in range(size) if r not in seen),
+        beyond_ranks=tuple(sorted(r for r in seen if r >= size)),
         partial=tuple(partial_ranks(engines)),
     )
+
+
+def _require_directory(store: ArtifactStore) -> None:
+    """An unmounted share has no graph of any deployment; that is not what is asked here."""
+    if not os.path.isabs(store.location):
+        return
+    try:
+        os.stat(store.location)
+    except FileNotFoundError:
+        raise TierError(
+            store.location,
+            "find",
+            "the directory does not exist; mount the share, or name another tier",
+        ) from None
+    except OSError:
+        pass  # Each look-up will tell.
 
 
 def _state(store: ArtifactStore, key: str, *, verify: bool) -> tuple[str, str]:
@@ -142,21 +191,25 @@ def _state(store: ArtifactStore, key: str, *, verify: bool) -> tuple[str, str]:
 
 
 def partial_ranks(engines: Sequence[Engine]) -> list[str]:
-    """Engines in which some ranks traced fewer graphs than others, in words.
+    """Engines in which some ranks traced fewer graphs than others of their stage, in words.
 
-    Not always a fault (only the last pipeline stage samples), but what a rank that died early
-    looks like.
+    Not always a fault (rank 0 alone may sample), but what a rank that died early looks like.
     """
     told = []
     for engine in engines:
-        counts: dict[int, int] = {}
+        coverage = Coverage.of(engine.manifest)
+        counts = dict.fromkeys(engine.manifest.ranks, 0)
         for graph in engine.manifest.graphs:
             for rank in graph.ranks:
-                counts[rank] = counts.get(rank, 0) + 1
-        most = max(counts.values(), default=0)
-        few = {rank: count for rank, count in sorted(counts.items()) if count < most}
-        if few:
-            ranks = ", ".join(f"rank {rank}: {count}" for rank, count in list(few.items())[:8])
-            more = f" and {len(few) - 8} more" if len(few) > 8 else ""
-            told.append(f"{engine.name}: up to {most} graphs a rank, but {ranks}{more}")
+                counts[rank] += 1
+        for stage, ranks in sorted(coverage.stages.items()):
+            most = max(counts[rank] for rank in ranks)
+            few = [rank for rank in sorted(ranks) if counts[rank] < most]
+            if few:
+                some = ", ".join(f"rank {rank}: {counts[rank]}" for rank in few[:8])
+                more = f" and {len(few) - 8} more" if len(few) > 8 else ""
+                where = f", stage {stage}" if len(coverage.stages) > 1 else ""
+                told.append(
+                    f"{engine.name}{where}: up to {counted(most, 'graph')} a rank, but {some}{more}"
+                )
     return told

@@ -28,7 +28,12 @@
     while (n >= 1024 && unit < 4) { n /= 1024; unit += 1; }
     return `${unit && n < 100 ? n.toFixed(1) : Math.round(n)} ${units[unit]}`;
   };
-  const when = (text) => (text ? text.replace("T", " ").replace(/(\.\d+)?(\+00:00|Z)$/, "") : "–");
+  const when = (text) => {
+    if (!text) return "–";
+    const told = text.replace("T", " ").replace(/(\.\d+)?(\+00:00|Z)$/, "");
+    return told.length > 26 ? `${told.slice(0, 25)}…` : told;
+  };
+  const counted = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
   const ranges = (ranks) => {
     const parts = [];
     for (let i = 0; i < ranks.length; i += 1) {
@@ -58,8 +63,11 @@
     return node;
   };
 
+  // `[4, 2048]`, `[4,2048]` and `[4,]`, `[4]` are searched for as one.
+  const plainShapes = (text) => text.replace(/,\s*(?=[\d?\]])/g, (_, at, all) => (all[at + 1] === "]" ? "" : ","));
+
   // -- a table that sorts, filters and shows its rows in pages -----------------------------------
-  const table = ({ id, columns, rows, text, detail, sort, descending, placeholder, tools = [], rowClass }) => {
+  const table = ({ id, columns, rows, text, detail, sort, descending, placeholder, tools = [], rowClass, ask, api = {} }) => {
     const state = { sort, descending: Boolean(descending), query: "", shown: PAGE, extra: () => true };
     const body = el("tbody");
     const count = el("span", { class: "count", role: "status" });
@@ -73,13 +81,15 @@
             } }, column.title)
           : column.title));
     let visible = rows;
+    const lines = new Map();
     const fill = (fresh) => {
-      if (fresh) body.replaceChildren();
+      if (fresh) { body.replaceChildren(); lines.clear(); }
       for (let i = body.dataset.rows && !fresh ? Number(body.dataset.rows) : 0; i < Math.min(state.shown, visible.length); i += 1) {
         const row = visible[i];
         const line = el("tr", { class: rowClass ? rowClass(row) : null });
+        lines.set(row, line);
         columns.forEach((column, index) => {
-          const cell = el("td", { class: [column.number ? "num" : "", column.class || ""].join(" ").trim() || null });
+          const cell = el("td", { "data-label": column.title, class: [column.number ? "num" : "", column.class || ""].join(" ").trim() || null });
           const shown = column.show(row);
           if (index === 0 && detail) {
             const open = el("button", { type: "button", "aria-expanded": "false", onclick: () => {
@@ -95,12 +105,14 @@
         body.append(line);
       }
       body.dataset.rows = String(Math.min(state.shown, visible.length));
-      count.textContent = visible.length === rows.length ? `${rows.length} rows` : `${visible.length} of ${rows.length} rows`;
+      if (visible.length === 0) body.append(el("tr", { class: "none" }, el("td", { colspan: columns.length }, state.query ? `Nothing matches “${state.query.trim()}”.` : "Nothing to show.")));
+      count.textContent = visible.length === rows.length ? counted(rows.length, "row") : `${visible.length} of ${counted(rows.length, "row")}`;
       more.hidden = visible.length <= state.shown;
     };
     const apply = () => {
-      const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
-      visible = rows.filter((row) => state.extra(row) && words.every((word) => text(row).includes(word)));
+      const [query, keep] = ask ? ask(state.query) : [state.query, () => true];
+      const words = plainShapes(query.toLowerCase()).split(/\s+/).filter(Boolean);
+      visible = rows.filter((row) => state.extra(row) && keep(row) && words.every((word) => text(row).includes(word)));
       const column = columns[state.sort];
       if (column) {
         const turn = state.descending ? -1 : 1;
@@ -119,14 +131,29 @@
     };
     const search = el("input", { type: "search", "aria-label": placeholder, placeholder, oninput: () => { state.query = search.value; state.shown = PAGE; apply(); } });
     apply();
+    // Shows a row whatever was searched for, opens it and goes there.
+    api.reveal = (row) => {
+      if (!visible.includes(row)) {
+        search.value = ""; state.query = ""; state.extra = () => true;
+        for (const box of bar.querySelectorAll("input[type=checkbox]")) box.checked = false;
+        apply();
+      }
+      state.shown = Math.max(state.shown, visible.indexOf(row) + 1);
+      fill(false);
+      const open = lines.get(row).querySelector("button");
+      if (open.getAttribute("aria-expanded") === "false") open.click();
+      open.focus({ preventScroll: true });
+      lines.get(row).scrollIntoView({ block: "center" });
+    };
+    const bar = el("div", { class: "tools" }, search, ...tools.map((tool) => tool(state, apply)), count);
     if ("IntersectionObserver" in window) {
       new IntersectionObserver((entries) => {
         if (!more.hidden && entries.some((entry) => entry.isIntersecting)) { state.shown += PAGE; fill(false); }
       }, { rootMargin: "200px" }).observe(more);
     }
     return [
-      el("div", { class: "tools" }, search, ...tools.map((tool) => tool(state, apply)), count),
-      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${placeholder}` }, el("table", { id: `t-${id}` }, el("thead", {}, el("tr", {}, ...heads)), body)),
+      bar,
+      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${placeholder}` }, el("table", { id: `t-${id}`, class: "rows" }, el("thead", {}, el("tr", {}, ...heads)), body)),
       more,
     ];
   };
@@ -135,18 +162,33 @@
   const graphs = data.graphs.map(([key, size, created, inputs, outputs, flags, placed, path], index) => ({
     index, key, size, created, path,
     inputs: data.lists[inputs], outputs: outputs === null ? null : data.lists[outputs],
-    flags, placed: data.placements[placed],
+    flags, placement: placed, placed: data.placements[placed],
   }));
   const flagText = (graph) => data.flags[graph.flags];
+  const engineName = (at) => (data.engines.length > 1 ? `${data.engines[at].name} ` : "");
   const spread = (graph) => graph.placed.map(([engine, ranks]) => (data.engines.length > 1 ? `${data.engines[engine].name}: ` : "") + ranges(ranks)).join("; ");
+  // Many short ranges make the column wider than all others together.
+  const few = (text, ranks) => (text.length <= 40 ? text : `${text.slice(0, 30).replace(/[,;]?[^,;]*$/, "")}, … (${counted(ranks, "rank")})`);
   const rankCount = (graph) => graph.placed.reduce((sum, [, ranks]) => sum + ranks.length, 0);
   const haystacks = new Map();
   const haystack = (graph) => {
     if (!haystacks.has(graph)) {
-      const lists = [graph.inputs, graph.outputs].filter(Boolean).map((list) => list[0].map((at) => `[${data.strings[at]}]`).join(" "));
-      haystacks.set(graph, [graph.key, graph.path || "", graph.created || "", ...lists, flagText(graph), ...graph.placed.map(([engine]) => data.engines[engine].name)].join(" ").toLowerCase());
+      const lists = [graph.inputs, graph.outputs].filter(Boolean).map((list) => list[0].map((at) => plainShapes(`[${data.strings[at]}]`)).join(" "));
+      haystacks.set(graph, [graph.key, graph.path || "", graph.created || "", when(graph.created), ...lists, flagText(graph), ...graph.placed.map(([engine]) => data.engines[engine].name)].join(" ").toLowerCase());
     }
     return haystacks.get(graph);
+  };
+  // `rank 33` and the chips `F1` are more than text: rank 3 is no part of rank 33.
+  const askGraphs = (query) => {
+    const tests = [];
+    const rest = query.replace(/\branks?[\s:=]*(\d+)\b/gi, (_, rank) => {
+      tests.push((graph) => graph.placed.some(([, ranks]) => ranks.includes(Number(rank))));
+      return " ";
+    }).replace(/(^|\s)F(\d+)(?=\s|$)/g, (_, before, set) => {
+      tests.push((graph) => graph.flags + 1 === Number(set));
+      return before;
+    });
+    return [rest, (graph) => tests.every((test) => test(graph))];
   };
   const facts = (pairs) => el("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, el("code", {}, value))]));
 
@@ -211,28 +253,26 @@
     el("div", {}, el("h3", {}, "When they were compiled (UTC), by size"), timed.length ? timeline() : el("p", { class: "note" }, "No compile time is known."))));
 
   // -- coverage ----------------------------------------------------------------------------------
+  const graphTable = {};
   const columns = data.columns; // [engine, rank]
   const columnAt = new Map(columns.map(([engine, rank], at) => [`${engine}/${rank}`, at]));
-  const perEngine = data.engines.map((_, engine) => columns.filter((column) => column[0] === engine).length);
   const unseen = new Set(data.unseen);
+  const holeAt = data.holes.map((places) => places.flatMap(([engine, ranks]) => ranks.map((rank) => columnAt.get(`${engine}/${rank}`))));
   const covered = graphs.map((graph) => {
-    const traced = new Set(); const expected = new Set(unseen);
-    for (const [engine, ranks] of graph.placed) {
-      for (const rank of ranks) traced.add(columnAt.get(`${engine}/${rank}`));
-      // Most of an engine's ranks traced it: the others are missing it. Few did: it is theirs alone.
-      if (2 * ranks.length >= perEngine[engine] && ranks.length > 1) columns.forEach((column, at) => { if (column[0] === engine) expected.add(at); });
-    }
-    return { graph, traced, holes: [...expected].filter((at) => !traced.has(at)) };
+    const traced = new Set();
+    for (const [engine, ranks] of graph.placed) for (const rank of ranks) traced.add(columnAt.get(`${engine}/${rank}`));
+    return { graph, traced, holes: holeAt[graph.placement] };
   });
+  const group = data.engines.some((engine) => engine.stages > 1) ? "pipeline stage" : "engine";
   const order = [...covered].sort((a, b) => b.holes.length - a.holes.length || a.graph.index - b.graph.index);
   const coverage = () => {
     const rowHeight = 16; const label = 112; const head = 34;
     const canvas = el("canvas", { tabindex: "0", role: "img" });
     const space = el("div", { class: "space" });
     const frame = el("div", { class: "matrix" }, canvas, space);
-    const readout = el("p", { class: "readout", role: "status" }, "Point at a cell, or move with the arrow keys, to see its graph and rank.");
+    const readout = el("p", { class: "readout", role: "status" }, "Point at a cell, or move with the arrow keys, to see its graph and rank; click, or Enter, leads to the graph.");
     const holes = order.filter((row) => row.holes.length).length;
-    canvas.setAttribute("aria-label", `Coverage of ${order.length} graphs by ${columns.length} ranks; ${holes} graphs have holes. Use the arrow keys to read cells.`);
+    canvas.setAttribute("aria-label", `Coverage of ${counted(order.length, "graph")} by ${counted(columns.length, "rank")}; ${holes} with holes. Use the arrow keys to read cells, Enter to see the graph.`);
     const cursor = { row: 0, column: 0, shown: false };
     let cell = 10; let pending = false;
     const layout = () => {
@@ -251,7 +291,7 @@
       pending = false;
       const style = getComputedStyle(document.documentElement);
       const color = (name) => style.getPropertyValue(name).trim();
-      const [on, off, hole, ink, soft, card] = ["--traced", "--blank", "--hole", "--ink", "--soft", "--card"].map(color);
+      const [on, off, hole, silent, ink, soft, card] = ["--traced", "--blank", "--hole", "--silent", "--ink", "--soft", "--card"].map(color);
       const scale = window.devicePixelRatio || 1; const pen = canvas.getContext("2d");
       const [w, h] = [canvas.width / scale, canvas.height / scale];
       pen.setTransform(scale, 0, 0, scale, 0, 0); pen.fillStyle = card; pen.fillRect(0, 0, w, h);
@@ -263,7 +303,7 @@
         for (let at = 0; at < columns.length; at += 1) {
           const x = label + at * cell - sx;
           if (x + cell < label || x > w) continue;
-          pen.fillStyle = traced.has(at) ? on : lost.has(at) ? hole : off;
+          pen.fillStyle = traced.has(at) ? on : lost.has(at) ? hole : unseen.has(at) ? silent : off;
           pen.fillRect(x, top + 1, cell - (cell > 6 ? 1.5 : 0.5), rowHeight - 2);
           if (cursor.shown && cursor.row === row && cursor.column === at) { pen.strokeStyle = ink; pen.lineWidth = 2; pen.strokeRect(x - 0.5, top, cell - 0.5, rowHeight - 1); }
         }
@@ -275,13 +315,16 @@
       }
       pen.fillStyle = card; pen.fillRect(0, 0, w, head - 1);
       pen.textAlign = "center"; pen.font = "10px system-ui, sans-serif";
-      const every = Math.max(1, Math.ceil(20 / cell));
+      const widest = String(columns.reduce((most, [, rank]) => Math.max(most, rank), 0)).length * 6.5 + 6;
+      const every = Math.max(1, Math.ceil(widest / cell));
+      let since = 0;
       columns.forEach(([engine, rank], at) => {
         const x = label + at * cell - sx;
+        since = at === 0 || columns[at - 1][0] !== engine ? 0 : since + 1;
         if (x < label - 2 || x > w) return;
-        const start = at === 0 || columns[at - 1][0] !== engine;
+        const start = since === 0;
         if (start && data.engines.length > 1) { pen.fillStyle = ink; pen.textAlign = "left"; pen.fillText(data.engines[engine].name.slice(0, 24), x, 9); pen.textAlign = "center"; }
-        if (rank % every === 0 || unseen.has(at)) { pen.fillStyle = unseen.has(at) ? hole : soft; pen.fillText(String(rank), x + cell / 2 - 1, 24); }
+        if (since % every === 0) { pen.fillStyle = unseen.has(at) ? hole : soft; pen.fillText(String(rank), x + cell / 2 - 1, 24); }
       });
       pen.fillStyle = card; pen.fillRect(0, 0, label - 2, head - 1); pen.fillStyle = soft; pen.textAlign = "left"; pen.fillText("graph \\ rank", 6, 24);
     };
@@ -289,7 +332,7 @@
     const tell = () => {
       const entry = order[cursor.row]; const column = columns[cursor.column];
       if (!entry || !column) return;
-      const state = entry.traced.has(cursor.column) ? "traced" : entry.holes.includes(cursor.column) ? "NOT traced: a hole" : "not traced, as by most of its engine";
+      const state = entry.traced.has(cursor.column) ? "traced" : entry.holes.includes(cursor.column) ? "NOT traced: a hole" : unseen.has(cursor.column) ? "this rank traced nothing at all" : `not traced, as by most of its ${group}`;
       readout.textContent = `Graph ${entry.graph.key}, ${data.engines.length > 1 ? data.engines[column[0]].name + ", " : ""}rank ${column[1]}: ${state}. ${shapes(entry.graph.inputs, 6)}`;
     };
     const point = (event) => {
@@ -299,8 +342,21 @@
       if (row < 0 || row >= order.length || column < 0 || column >= columns.length) return;
       Object.assign(cursor, { row, column, shown: true }); tell(); soon();
     };
-    canvas.addEventListener("mousemove", point); canvas.addEventListener("click", point);
+    const reveal = () => { if (order[cursor.row]) graphTable.reveal(order[cursor.row].graph); };
+    let tapped = -1;
+    canvas.addEventListener("mousemove", point);
+    canvas.addEventListener("click", (event) => {
+      const box = canvas.getBoundingClientRect();
+      const row = Math.floor((event.clientY - box.top - head + frame.scrollTop) / rowHeight);
+      if (row < 0 || row >= order.length) return;
+      point(event);
+      cursor.row = row;
+      // A finger cannot point without touching: its first tap reads the cell.
+      if (event.pointerType === "touch" && tapped !== row && event.clientX - box.left > label) { tapped = row; return; }
+      reveal();
+    });
     canvas.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") { event.preventDefault(); reveal(); return; }
       const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-20, 0], PageDown: [20, 0], Home: [-order.length, 0], End: [order.length, 0] };
       const move = moves[event.key];
       if (!move) return;
@@ -321,13 +377,16 @@
   };
   if (graphs.length && columns.length) {
     const view = coverage();
-    const missing = data.unseen.map((at) => columns[at]);
+    const silent = data.engines.map((engine, at) => [at, data.unseen.filter((column) => columns[column][0] === at).map((column) => columns[column][1])])
+      .filter(([, ranks]) => ranks.length)
+      .map(([at, ranks]) => `${engineName(at)}${ranks.length === 1 ? "rank" : "ranks"} ${ranges(ranks)}${data.engines[at].undrawn ? ` and ${data.engines[at].undrawn} more` : ""}`);
+    const told = [
+      view.holes ? `${view.holes} of ${counted(graphs.length, "graph")} ${view.holes === 1 ? "has" : "have"} holes: ranks that did not trace what most of their ${group} did.` : "",
+      silent.length ? `No graph at all from ${silent.slice(0, 8).join("; ")}${silent.length > 8 ? " and others" : ""}.` : "",
+    ].filter(Boolean).join(" ");
     section("coverage", "Coverage: which rank traced which graph",
-      view.holes || missing.length
-        ? el("p", { class: "bad" }, [view.holes ? `${view.holes} of ${graphs.length} graphs have holes: ranks that did not trace what most of their engine did.` : "",
-            missing.length ? ` No graph at all from ${missing.slice(0, 16).map(([engine, rank]) => (data.engines.length > 1 ? `${data.engines[engine].name} ` : "") + `rank ${rank}`).join(", ")}${missing.length > 16 ? " and others" : ""}.` : ""].join(""))
-        : el("p", { class: "note" }, "No holes: every rank traced what its engine's other ranks did."),
-      el("ul", { class: "legend" }, el("li", {}, el("i", { class: "traced" }), "traced"), el("li", {}, el("i", { class: "hole" }), "hole"), el("li", {}, el("i", { class: "blank" }), "not this rank's")),
+      told ? el("p", { class: "bad" }, told) : el("p", { class: "note" }, `No holes: every rank traced what most of its ${group} did.`),
+      el("ul", { class: "legend" }, ...[["traced", "traced"], ["hole", "hole"], silent.length ? ["silent", "a rank that traced nothing"] : null, ["blank", "not this rank's"]].filter(Boolean).map(([kind, text]) => el("li", {}, el("i", { class: kind }), text))),
       view.frame, view.readout);
     view.layout();
   }
@@ -335,19 +394,19 @@
   // -- graphs ------------------------------------------------------------------------------------
   const holesOf = new Map(covered.map((entry) => [entry.graph, entry.holes.length]));
   section("graphs", "Graphs", ...(graphs.length ? table({
-    id: "graphs", rows: graphs, text: haystack, sort: 1, descending: true, placeholder: "Search hash, shape, flag, engine",
+    id: "graphs", rows: graphs, text: haystack, ask: askGraphs, api: graphTable, sort: 1, descending: true, placeholder: "Search hash, shape, flag, F1, rank 3, engine",
     tools: [(state, apply) => el("label", {}, el("input", { type: "checkbox", onchange: (event) => { state.extra = event.target.checked ? (graph) => holesOf.get(graph) > 0 || graph.size === null : () => true; apply(); } }), " only with holes or without an executable")],
     rowClass: (graph) => (holesOf.get(graph) > 0 || graph.size === null ? "differs" : null),
     columns: [
       { title: "Graph", class: "key", value: (g) => g.key, show: (g) => (g.key.length > 18 ? `${g.key.slice(0, 16)}…` : g.key) },
       { title: "Size", number: true, value: (g) => g.size, show: (g) => (g.size === null ? [el("span", { class: "bad" }, "gone")] : bytes(g.size)) },
-      { title: "Compiled (UTC)", class: "num", value: (g) => g.created, show: (g) => when(g.created) },
+      { title: "Compiled (UTC)", class: "time", value: (g) => g.created, show: (g) => [el("span", { title: g.created }, when(g.created))] },
       { title: "Inputs", value: (g) => (g.inputs[0].length + g.inputs[1]), show: (g) => [el("code", {}, shapes(g.inputs, 3))] },
       { title: "Outputs", value: (g) => (g.outputs === null ? null : g.outputs[0].length + g.outputs[1]), show: (g) => [el("code", {}, shapes(g.outputs, 3))] },
-      { title: "Ranks", value: rankCount, show: (g) => spread(g) },
+      { title: "Ranks", class: "ranks", value: rankCount, show: (g) => [el("span", { title: spread(g).length > 40 ? spread(g).slice(0, 400) : null }, few(spread(g), rankCount(g)))] },
       { title: "Flags", value: (g) => g.flags, show: (g) => [el("span", { class: "chip", title: flagText(g) }, `F${g.flags + 1}`)] },
     ],
-    detail: (g) => facts([["Graph", g.key], ["Executable", g.path === null ? "gone from the store" : g.path], ["Size", g.size === null ? "unknown" : `${g.size} bytes`], ["Compiled", g.created || "unknown"], ["Inputs", shapes(g.inputs, Infinity)], ["Outputs", shapes(g.outputs, Infinity)], ["Ranks", spread(g)], [`Flags F${g.flags + 1}`, flagText(g) || "none"]]),
+    detail: (g) => facts([["Graph", g.key], ["Executable", g.path === null ? "gone from the store" : g.path], ["Size", g.size === null ? "unknown" : counted(g.size, "byte")], ["Compiled", g.created || "unknown"], ["Inputs", shapes(g.inputs, Infinity)], ["Outputs", shapes(g.outputs, Infinity)], ["Ranks", spread(g)], [`Flags F${g.flags + 1}`, flagText(g) || "none"]]),
   }) : [el("p", { class: "note" }, "No graph was compiled.")]));
 
   // -- flags -------------------------------------------------------------------------------------

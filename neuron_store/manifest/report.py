@@ -16,8 +16,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from neuron_store.byte_sizes import human_bytes
+from neuron_store.counting import counted
+from neuron_store.manifest.coverage import Coverage
 from neuron_store.manifest.diff import ABSENT, diff_manifests, flatten
 from neuron_store.manifest.schema import to_json
+from neuron_store.manifest.shapes import shapes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,6 +35,8 @@ MAX_SHAPE_NUMBERS = 800_000
 MAX_VALUE = 2000
 """Characters of one configuration value."""
 MAX_DIFFERENCES = 20_000
+MAX_UNSEEN = 4096
+"""Ranks that traced nothing and are drawn, of each engine; how many more there are is said."""
 _PLACEHOLDER = re.compile(r"\{\{([a-z_]+)\}\}")
 
 
@@ -87,34 +92,73 @@ def _lead(engines: Sequence[Engine]) -> str:
 
 
 def _totals(engines: Sequence[Engine], data: dict[str, Any]) -> str:
-    graphs = {g.graph_hash: g for e in engines for g in e.manifest.graphs}
-    sizes = [g.neff_size for g in graphs.values() if g.neff_size is not None]
-    times = sorted(g.created_timestamp for g in graphs.values() if g.created_timestamp)
-    columns, unseen = len(data["columns"]), len(data["unseen"])
-    lost = len(graphs) - len(sizes)
+    # Two are compared: their sum would be of no deployment.
+    groups = [[engine] for engine in engines] if len(engines) == 2 else [engines]
+    sides = [_Side(group) for group in groups]
+    flags = counted(len(data["flags"]), "set") + " of flags"
+    seen = [sum(e["seen"] for e in data["engines"][at :: len(groups)]) for at in range(len(groups))]
+    whole = [
+        sum(e["seen"] + e["unseen"] for e in data["engines"][at :: len(groups)])
+        for at in range(len(groups))
+    ]
+    lost = [side.lost for side in sides]
     rows = [
-        ("Graphs", f"{len(graphs):,}", f"{len(data['flags'])} sets of flags", False),
-        ("Executables", human_bytes(sum(sizes)), _largest(sizes), False),
-        ("Ranks that traced", f"{columns - unseen} of {columns}", "", bool(unseen)),
+        ("Graphs", [f"{side.count:,}" for side in sides], flags, False),
+        (
+            "Executables",
+            [human_bytes(sum(side.sizes)) for side in sides],
+            _largest([size for side in sides for size in side.sizes]),
+            False,
+        ),
+        (
+            "Ranks that traced",
+            [f"{a:,} of {b:,}" for a, b in zip(seen, whole, strict=True)],
+            "",
+            seen != whole,
+        ),
         (
             "Without executable",
-            f"{lost:,}",
-            "gone from the store" if lost else "",
-            bool(lost),
+            [f"{number:,}" for number in lost],
+            "gone from the store" if any(lost) else "",
+            any(lost),
         ),
     ]
-    if len(engines) > 1:
-        rows.insert(0, ("Manifests", f"{len(engines):,}", "", False))
-    if times:
-        span = times[0][:16].replace("T", " "), times[-1][:16].replace("T", " ")
-        rows.append(("Compiled (UTC)", span[0], f"to {span[1]}", False))
+    if len(engines) > 2:
+        rows.insert(0, ("Manifests", [f"{len(engines):,}"], "", False))
+    if any(side.times for side in sides):
+        last = max(side.times[-1] for side in sides if side.times)
+        first = [side.times[0] if side.times else "unknown" for side in sides]
+        rows.append(("Compiled (UTC)", first, f"to {last}", False))
+    names = [engine.name for engine in engines] if len(groups) == 2 else [""]
     return "".join(
-        f"<div{' class=alarm' if alarm else ''}><dt>{html.escape(name)}</dt><dd>"
-        + html.escape(value)
+        f"<div{' class=alarm' if alarm else ''}><dt>{html.escape(title)}</dt>"
+        + ("<dd class=pair>" if len(names) == 2 else "<dd>")
+        + "".join(_valued(name, value) for name, value in zip(names, values, strict=True))
         + (f"<small>{html.escape(more)}</small>" if more else "")
         + "</dd></div>"
-        for name, value, more, alarm in rows
+        for title, values, more, alarm in rows
     )
+
+
+def _valued(name: str, value: str) -> str:
+    if not name:
+        return html.escape(value)
+    return f"<span><small>{html.escape(name[:60])}</small>{html.escape(value)}</span>"
+
+
+class _Side:
+    """What the totals tell of some manifests together."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        graphs = {g.graph_hash: g for e in engines for g in e.manifest.graphs}
+        self.count = len(graphs)
+        self.sizes = [g.neff_size for g in graphs.values() if g.neff_size is not None]
+        self.lost = self.count - len(self.sizes)
+        self.times = sorted(
+            g.created_timestamp[:16].replace("T", " ")
+            for g in graphs.values()
+            if g.created_timestamp
+        )
 
 
 def _largest(sizes: list[int]) -> str:
@@ -158,14 +202,22 @@ class _Encoder:
                     graphs[graph.graph_hash] = graph
                 places.setdefault(graph.graph_hash, []).append((at, graph.ranks))
         rows = [self._graph(graph, places[key]) for key, graph in graphs.items()]
-        columns, unseen = self._columns()
+        columns, unseen, told = self._columns()
+        covered = [Coverage.of(engine.manifest) for engine in self.engines]
         return {
-            "engines": [self._engine(engine) for engine in self.engines],
+            "engines": [
+                {**self._engine(engine), **told[at], "stages": covered[at].period[0]}
+                for at, engine in enumerate(self.engines)
+            ],
             "graphs": rows,
             "strings": self.strings.values(),
             "lists": self.lists.values(),
             "flags": self.flags.values(),
             "placements": self.placements.values(),
+            "holes": [
+                [[at, found] for at, ranks in placed if (found := covered[at].holes(ranks))]
+                for placed in self.placements.values()
+            ],
             "columns": columns,
             "unseen": unseen,
             "config": self._config(),
@@ -201,21 +253,26 @@ class _Encoder:
             "bytes": sum(graph.neff_size or 0 for graph in manifest.graphs),
         }
 
-    def _columns(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Engine and rank of each column, and the columns of ranks that traced nothing."""
+    def _columns(self) -> tuple[list[tuple[int, int]], list[int], list[dict[str, int]]]:
+        """Engine and rank of each column; those of ranks that traced nothing; counts by engine."""
         seen = [set(engine.manifest.ranks) for engine in self.engines]
         anywhere = set().union(*seen) if seen else set()
         columns: list[tuple[int, int]] = []
         unseen: list[int] = []
+        counts = []
         for at, engine in enumerate(self.engines):
             size = engine.manifest.config.topology.world_size or 0
-            # A rank below the world size that only another engine saw is that engine's.
-            lost = {r for r in range(min(size, 4096)) if r not in anywhere}
+            # A rank below the world size that only another engine saw is that engine's, unless two
+            # are compared.
+            others = seen[at] if len(self.engines) == 2 and seen[0] & seen[1] else anywhere
+            lost = {r for r in range(min(size, MAX_UNSEEN)) if r not in others}
             for rank in sorted(seen[at] | lost):
                 if rank in lost:
                     unseen.append(len(columns))
                 columns.append((at, rank))
-        return columns, unseen
+            number = max(0, size - sum(rank < size for rank in others))
+            counts.append({"seen": len(seen[at]), "unseen": number, "undrawn": number - len(lost)})
+        return columns, unseen, counts
 
     def _config(self) -> list[list[Any]]:
         """Setting, the first engine's value, and what others have instead."""
@@ -250,8 +307,10 @@ class _Encoder:
         for what, changes in (("config", diff.config), ("environment", diff.environment)):
             rows += [[what, path, _side(old), _side(new)] for path, (old, new) in changes.items()]
         counts = (
-            f"{len(diff.added)} graphs added, {len(diff.gone)} gone, {len(diff.changed)} changed; "
-            f"{len(diff.config)} settings and {len(diff.environment)} packages differ."
+            f"{counted(len(diff.added), 'graph')} added, {len(diff.gone)} gone, "
+            f"{len(diff.changed)} changed; {counted(len(diff.config), 'setting')} and "
+            f"{counted(len(diff.environment), 'package')} "
+            + ("differs." if len(diff.config) + len(diff.environment) == 1 else "differ.")
         )
         return {
             "names": [before.name, after.name],
@@ -261,14 +320,13 @@ class _Encoder:
 
 
 def _told(graph: Graph) -> str:
-    def some(shapes: tuple[str, ...] | None) -> str:
-        if shapes is None:
-            return "unknown"
-        more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
-        return " ".join(f"[{shape.removesuffix(',')}]" for shape in shapes[:6]) + more
-
-    ranks = f"{len(graph.ranks)} ranks" if len(graph.ranks) > 8 else f"ranks {list(graph.ranks)}"
-    return f"{some(graph.input_shapes)} → {some(graph.output_shapes)}, {ranks}"[:MAX_VALUE]
+    inputs, outputs = (
+        "unknown" if shapes is None else shapes_text(shapes, limit=6)
+        for shapes in (graph.input_shapes, graph.output_shapes)
+    )
+    many = len(graph.ranks) > 8
+    ranks = counted(len(graph.ranks), "rank") if many else f"ranks {list(graph.ranks)}"
+    return f"{inputs} → {outputs}, {ranks}"[:MAX_VALUE]
 
 
 def _side(value: Any) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import operator
 import re
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ __all__ = [
     "dump_manifest",
     "load_manifest",
 ]
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = "1"
@@ -189,6 +192,12 @@ def _list_of(wanted: type, name: str) -> Callable[[Any, Any], Any]:
     return hook
 
 
+def _ranks(value: Any, kind: Any) -> tuple[int, ...]:
+    """A set of them, ascending, however they were written."""
+    strict: tuple[int, ...] = _list_of(int, "an integer")(value, kind)
+    return tuple(sorted(set(strict)))
+
+
 def _object(value: Any, kind: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"an object expected, not {type(value).__name__}")
@@ -206,7 +215,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(bool, _exactly(bool, "true or false"))
     for kind, hook in (
         (tuple[str, ...], _list_of(str, "a string")),
-        (tuple[int, ...], _list_of(int, "an integer")),
+        (tuple[int, ...], _ranks),
         (Mapping[str, str], _object),
         (Mapping[str, Any], _object),
     ):
@@ -273,6 +282,7 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             f'"{MANIFEST_VERSION}": upgrade neuron-store',
             source=source,
         )
+    _require_parts(raw, source)
     try:
         manifest = _CONVERTER.structure(raw, Manifest)
     except Exception as error:
@@ -286,6 +296,15 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             raise ManifestError(f"graph {graph.graph_hash} is listed twice", source=source)
         seen.add(graph.graph_hash)
     return manifest
+
+
+def _require_parts(raw: dict[str, Any], source: str | None) -> None:
+    if "graphs" not in raw:
+        raise ManifestError("no compile-artifact manifest: graphs is missing", source=source)
+    for name in ("config", "environment"):
+        if name not in raw:
+            where = "" if source is None else f"{source}: "
+            logger.warning("%s%s is missing; what depends on it stays untold", where, name)
 
 
 def _told(error: BaseException, _: type | None) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["input_shape", "input_shapes", "output_shape"]
+__all__ = ["input_shape", "input_shapes", "output_shape", "shapes_text"]
 
 
 def _dimension(size: Any) -> str:
@@ -40,3 +40,9 @@ def input_shapes(values: Iterable[Any]) -> list[str]:
 def output_shape(dimensions: Iterable[int]) -> str:
     """A result's dimensions; a negative one is unbounded and prints as `?`."""
     return ", ".join("?" if size < 0 else str(size) for size in dimensions)
+
+
+def shapes_text(shapes: Sequence[str], limit: int = 4) -> str:
+    """`[4] [4, 2048] and 3 more`, for people."""
+    shown = " ".join(f"[{shape.removesuffix(',')}]" for shape in shapes[:limit])
+    return shown + (f" and {len(shapes) - limit} more" if len(shapes) > limit else "")

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.cli.conftest import KEY, OTHER
+from tests.manifest.entries import fill
 
 
 def fields(result):
@@ -82,6 +83,20 @@ class TestLs:
             [str(places.shared), OTHER, "hit", "13"],
         ]
         assert rows[0][5:] == ["iree 3.3", f"graph_{KEY}.vmfb"]
+
+    def test_an_unknown_time_of_compile_is_none_and_not_1970(self, cli, put, places):
+        put(places.shared, created="1970-01-01T00:00:00+00:00")
+        assert fields(cli("ls"))[0][4] == "-"
+        assert cli.json("ls")["artifacts"][0]["created"] is None
+        assert "1970" not in cli("show", KEY).stdout
+
+    def test_an_entry_of_the_neuron_stack_was_compiled_when_its_neff_was_written(self, cli, places):
+        entry = fill(places.local, KEY, mtime=1786048631.0)
+        mark = entry / ".compilation_complete"
+        mark.write_text(mark.read_text().partition("\n")[2])  # without the `completed:` line
+        assert fields(cli("ls"))[0][4] == "2026-08-06T20:37:11"
+        cli("promote", KEY)
+        assert [row[4] for row in fields(cli("ls"))] == ["2026-08-06T20:37:11"] * 2
 
     def test_lists_one_tier_by_name(self, cli, put, places):
         put(places.local)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import os
 import re
 
 import attrs
 import pytest
 
-from neuron_store.cli.manifest import ranks_text, shapes_text
+from neuron_store.counting import counted, ranks_text
 from neuron_store.manifest.schema import Graph, Manifest, dump_manifest, load_manifest
+from neuron_store.manifest.shapes import shapes_text
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
 from tests.cli.test_app import on_terminal
@@ -86,6 +88,31 @@ def test_show_draws_a_table_with_the_engine_above_on_a_terminal(one):
     assert "\t" not in shown
 
 
+def test_hashes_and_times_stay_on_one_line_of_a_narrow_terminal(one):
+    _, shown = on_terminal("manifest", "show", one, width=80)
+    for graph in load_manifest(one.read_bytes()).graphs[:2]:
+        assert graph.graph_hash in shown
+        assert graph.created_timestamp[:19].replace("T", " ") in shown
+    assert "T20:" not in shown
+
+
+@pytest.mark.parametrize("argument", ["-", "/dev/stdin"])
+def test_a_manifest_comes_from_the_standard_input_too(command, one, argument):
+    result = command("manifest", "show", argument, input=one.read_text())
+    assert result.returncode == 0, result.stderr
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["stdin"] * 3
+
+
+def test_a_manifest_comes_from_a_pipe_of_the_shell(command, one):
+    read, write_end = os.pipe()
+    os.write(write_end, one.read_bytes())
+    os.close(write_end)
+    result = command("manifest", "show", f"/dev/fd/{read}", pass_fds=(read,))
+    os.close(read)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("\n") == 3
+
+
 def test_diff_exits_0_when_equal_and_1_when_not(cli, tmp_path, one):
     value = load_manifest(one.read_bytes())
     graphs = (attrs.evolve(value.graphs[0], neff_size=1), *value.graphs[1:])
@@ -156,12 +183,12 @@ def test_ready_is_the_gate_of_a_roll_out(cli, tmp_path, shared, places):
     shared(1)
     path = listing(tmp_path / "m.json", 1)
     yes = cli("manifest", "ready", path, "--world-size", 2)
-    assert yes.stderr == f"ready: 1 of 1 graphs of 2 ranks in {places.shared}\n"
+    assert yes.stderr == f"ready: 1 of 1 graph of 2 ranks in {places.shared}\n"
     assert yes.stdout == ""
     path = listing(tmp_path / "m.json", 1, 2)
     no = cli("manifest", "ready", path, "--world-size", 3, status=1)
     assert no.stdout == f"{key_of(2)}\tmissing\t0-1\t-\n"
-    assert "no graph was traced by ranks 2" in no.stderr
+    assert "no graph was traced by rank 2: " in no.stderr
     assert "NOT ready: 1 of 2" in no.stderr
     document = cli.json("manifest", "ready", path, status=1)
     assert document["missing"][0]["key"] == key_of(2)
@@ -192,6 +219,37 @@ def test_ready_must_know_which_tier(command, tmp_path, places):
     several = command(*two, "manifest", "ready", path)
     assert several.returncode == 2
     assert f"there are {places.shared}, b; give --tier" in several.stderr
+
+
+def test_ready_says_no_to_ranks_beyond_the_world_size(cli, tmp_path, shared):
+    shared(1)
+    path = write(tmp_path / "m.json", Manifest(graphs=(Graph(key_of(1), ranks=tuple(range(8))),)))
+    no = cli("manifest", "ready", path, "--world-size", 4, status=1)
+    assert "ranks 4-7, beyond the world size of 4: correct --world-size" in no.stderr
+    assert cli.json("manifest", "ready", path, "--world-size", 4, status=1)["beyond_ranks"]
+    cli("manifest", "ready", path, "--world-size", 8)
+    cli("manifest", "ready", path, "--world-size", 2_000_000_000, status=2)
+
+
+def test_ready_names_a_share_that_is_not_mounted(cli, tmp_path):
+    path = listing(tmp_path / "m.json", 1)
+    no = cli("manifest", "ready", path, "--tier", tmp_path / "unmounted", status=1)
+    assert "the directory does not exist; mount the share" in no.stderr
+    assert no.stdout == ""
+
+
+def test_ready_asks_whether_it_is_the_right_place_when_nothing_is_there(cli, tmp_path, places):
+    places.shared.mkdir()
+    path = listing(tmp_path / "m.json", 1, 2)
+    assert "right place" in cli("manifest", "ready", path, status=1).stderr
+
+
+def test_ready_draws_no_table_of_nothing(tmp_path, shared, places):
+    shared(1)
+    path = listing(tmp_path / "m.json", 1)
+    status, shown = on_terminal("--tier", places.shared, "manifest", "ready", path)
+    assert status == 0
+    assert "outcome" not in shown
 
 
 def test_ready_may_be_strict_about_ranks_that_traced_less(cli, tmp_path, shared):
@@ -225,10 +283,28 @@ def test_plan_tells_which_keys_miss(cli, one):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--upgrade", "x"), ("--upgrade", "=1"), ("--add-flag", "--a='")]
+    "arguments",
+    [
+        *((), ("--upgrade", "x"), ("--upgrade", "=1"), ("--add-flag", "--a='")),
+        *(("--upgrade", "neuronx-cc>=2.32"), ("--upgrade", "neuronx-cc=>2"), ("--upgrade", "a=")),
+    ],
 )
 def test_a_plan_without_a_change_or_with_no_flags_is_a_usage_error(cli, one, arguments):
     cli("manifest", "plan", one, *arguments, status=2)
+
+
+def test_a_plan_says_what_concerns_nothing(cli, one):
+    told = cli("manifest", "plan", one, "--upgrade", "nosuch==1", "--remove-flag", "--nope")
+    assert "note: no manifest lists a package nosuch" in told.stderr
+    assert "note: no graph was compiled with --nope" in told.stderr
+
+
+def test_a_report_and_a_merge_may_go_to_the_standard_output(cli, tmp_path, one, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli("manifest", "report", one, "-o", "-").stdout.startswith("<!doctype html>")
+    assert load_manifest(cli("manifest", "merge", one.parent, "-o", "-").stdout).graphs
+    assert "for itself" in cli("manifest", "report", one, "-o", "-", "--json", status=2).stderr
+    assert not (tmp_path / "-").exists()
 
 
 def test_report_writes_a_page_in_one_step(cli, tmp_path, one):
@@ -282,6 +358,22 @@ def test_a_budget_bounds_what_is_fetched(cli, tmp_path, shared, budget, fetched)
     assert cli.json(*arguments, status=1 - fetched)["fetched"] == fetched
 
 
+def test_prefetch_asks_which_tier_when_there_is_none(command, tmp_path, places):
+    path = listing(tmp_path / "m.json", 1)
+    none = command("--local", places.local, "prefetch", "--manifest", path)
+    assert none.returncode == 2
+    assert "which tier? there is no shared tier" in none.stderr
+    publish(LocalStore(places.local), tmp_path / "src", key_of(1))
+    here = command("--local", places.local, "prefetch", "--manifest", path)
+    assert here.returncode == 0
+    assert here.stdout == f"{key_of(1)}\tpresent\t0\n"
+
+
+def test_prefetch_says_that_manifests_list_no_graph(cli, tmp_path):
+    told = cli("prefetch", "--manifest", listing(tmp_path / "m.json"))
+    assert "the manifests list no graph" in told.stderr
+
+
 def test_a_budget_that_is_no_size_is_a_usage_error(cli, tmp_path):
     path = listing(tmp_path / "m.json", 1)
     result = cli("prefetch", "--manifest", path, "--budget", "1Q", status=2)
@@ -295,6 +387,12 @@ def test_several_manifests_are_promoted_each_graph_once(cli, tmp_path, places):
     document = cli.json("promote", "--manifest", paths[0], "--manifest", paths[1])
     told = [(a["key"], a["outcome"]) for a in document["artifacts"]]
     assert told == [(key_of(1), "created"), (key_of(2), "created")]
+
+
+def test_one_is_told_in_the_singular():
+    assert counted(1, "graph") == "1 graph"
+    assert counted(0, "graph") == "0 graphs"
+    assert counted(2048, "child", "children") == "2,048 children"
 
 
 def test_ranks_and_shapes_are_told_in_few_words():

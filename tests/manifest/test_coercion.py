@@ -1,5 +1,8 @@
 import dataclasses
+import datetime as dt
+import decimal
 import enum
+import fractions
 import functools
 import json
 import logging
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+import uuid
 
 import attrs
 import numpy as np
@@ -24,11 +28,18 @@ SECRET_NAMES = [
     *("token", "hf_token", "HF_TOKEN", "api_key", "apiKey", "api_keys", "AWS_SECRET_ACCESS_KEY"),
     *("access_key_id", "password", "db_passwd", "client_secret", "key", "private_key"),
     *("authToken", "Authorization", "ssh_key_path", "sas_url", "session-token", "credentials"),
+    *("passwords", "pass", "db_pass", "DB_PASS", "dbpass", "userPass", "hftoken", "apitoken"),
+    *("HFTOKEN", "sshkey", "WANDBKEY", "github_pat", "GITLAB_PAT", "auth_header", "x-api-key"),
+    *("dbpassword", "clientsecret", "apikeys", "hf_token_value", "AUTH_TOKEN", "wandb_key"),
 ]
 ORDINARY_NAMES = [
     *("tokenizer", "tokenizer_mode", "pad_token_id", "max_tokens_per_step", "key_cache_dtype"),
     *("num_key_value_heads", "keyword", "monkey", "hotkeys_enabled", "tokenize", "secretary"),
-    *("passive", "max_model_len"),
+    *("passive", "max_model_len", "eos_token", "stop_tokens", "max_tokens", "kv_cache_keys"),
+    *("bos_token", "pad_token", "unk_token", "image_token_index", "special_tokens_map", "eostoken"),
+    *("additional_special_tokens", "cache_key", "sort_key", "pass_config", "custom_pre_pass"),
+    *("hlo_passes", "bypass", "compass", "pattern", "auth_mode", "query_key_value", "turkey"),
+    *("max_num_batched_tokens", "primarykey", "author", "num_speculative_tokens", "attn_heads"),
 ]
 
 
@@ -106,6 +117,12 @@ Dtype.__module__, Dtype.__name__ = "torch", "dtype"
         (float("nan"), "NaN"),
         (float("-inf"), "-Infinity"),
         (b"bytes", "<5 bytes>"),
+        (dt.datetime(2026, 8, 6, 20, 37, tzinfo=dt.UTC), "2026-08-06T20:37:00+00:00"),
+        (dt.date(2026, 8, 6), "2026-08-06"),
+        (dt.timedelta(days=1, seconds=5), "1 day, 0:00:05"),
+        (decimal.Decimal("1.50"), "1.50"),
+        (fractions.Fraction(1, 3), "1/3"),
+        (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         (pathlib.PurePosixPath("/a/b"), "/a/b"),
         ({3, "b", "a"}, ["a", "b", 3]),
         (frozenset(), []),
@@ -244,6 +261,15 @@ def test_counts_of_tokens_stay_and_lists_of_keys_do_not():
         ("AKIA" + "A" * 16, "***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "***"),
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("the password is: hunter2", "the password is: ***"),
+        ("the password is hunter2, keep it", "the password is ***, keep it"),
+        ("glpat-" + "a" * 20, "***"),
+        ("use npm_" + "a" * 36 + " here", "use *** here"),
+        ("nvapi-" + "a-_" * 20, "***"),
+        ("eos_token: </s>, max_tokens=12", "eos_token: </s>, max_tokens=12"),
+        ("foo_tokens=12 foo_tokens=x", "foo_tokens=12 foo_tokens=***"),
+        ("this token is what was sampled", "this token is what was sampled"),
+        ("this token is: abcdef", "this token is: ***"),
         ("torch.bfloat16", "torch.bfloat16"),
         ("--internal-hlo2tensorizer-options=--x=10", "--internal-hlo2tensorizer-options=--x=10"),
     ],
@@ -254,6 +280,64 @@ def test_secrets_inside_text_are_masked(text, shown):
         assert "abcdefghij" not in masked
     else:
         assert masked == shown
+
+
+def test_what_a_model_is_configured_with_stays_readable():
+    plain = {
+        "eos_token": "</s>",
+        "stop_tokens": ["</s>", "<|im_end|>"],
+        "max_tokens": "12",
+        "kv_cache_keys": ["k.0", "k.1"],
+        "pad_token_id": 0,
+        "tokenizer": "meta-llama/Llama-3.1-8B",
+        "stacked": [["qkv_proj", "q_proj"], ["query", "key"]],
+        "split": ("key", "value"),
+        "shared": [["a_key", None]],
+        "pass_config": {"enable_fusion": True},
+        "forwarded": ["HF_TOKEN", "WANDB_API_KEY"],
+    }
+    assert to_plain(plain) == json.loads(json.dumps(plain))
+
+
+def test_secrets_told_as_pairs_or_by_a_label_are_masked():
+    assert to_plain([("HF_TOKEN", "x"), ("PORT", "80")]) == [["HF_TOKEN", MASK], ["PORT", "80"]]
+    assert to_plain([("token", "x")]) == [["token", MASK]]
+    assert to_plain({"env": [["HF_TOKEN", "x"], "other"]})["env"] == [["HF_TOKEN", MASK], "other"]
+    assert to_plain(("HF_TOKEN", "x")) == ["HF_TOKEN", MASK]
+    assert to_plain({"name": "api_key", "value": "x"})["value"] == MASK
+    assert to_plain({"key": "api_key", "value": "x", "n": 1})["value"] == MASK
+    assert to_plain(Opaque(name="HF_TOKEN", value="x"))["value"] == MASK
+    assert to_plain({"name": "max_tokens", "value": "12"})["value"] == "12"
+
+
+class Exits:
+    """As a configuration whose lazily made part ends the program."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.broken = 1
+        self.good = 2
+
+    def __getattribute__(self, name):
+        if name == "broken":
+            raise object.__getattribute__(self, "kind")
+        return super().__getattribute__(name)
+
+
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, Odd])
+def test_whatever_a_property_raises_stays_in_its_place(kind):
+    plain = to_plain(Exits(kind))
+    assert plain["broken"] == f"<unreadable: {kind.__name__}>"
+    assert plain["good"] == 2
+
+
+def test_an_interrupt_from_the_keyboard_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt):
+        to_plain(Exits(KeyboardInterrupt))
 
 
 def test_an_argument_vector_is_masked_too():

@@ -13,6 +13,7 @@ from neuron_store.manifest.emitter import emit_manifest, write_manifest
 from neuron_store.manifest.ledger import record_graph
 from neuron_store.manifest.reader import read_manifest
 from neuron_store.manifest.schema import Graph, Manifest
+from neuron_store.tiered import TieredStore
 from neuron_store_backends.local import LocalStore
 from tests.manifest.entries import NAME_TOO_LONG, fill, key_of, publish
 
@@ -56,6 +57,54 @@ class VllmConfig:
     additional_config: dict = dataclasses.field(
         default_factory=lambda: {"neuron_config": {"attention_dp_degree": 2, "buckets": [128]}}
     )
+
+
+def test_a_node_that_fetched_tells_the_time_of_the_compile_as_the_one_that_compiled(
+    manifests, root, remote, tmp_path
+):
+    fill(root, key_of(1), mtime=1786048631.818072)
+    compiled = TieredStore([LocalStore(root), remote])
+    compiled.promote(key_of(1))
+    fetched = TieredStore([LocalStore(tmp_path / "other"), remote])
+    fetched.get(key_of(1))
+    for store in (compiled, fetched, remote):
+        record_graph(key_of(1), 0, [], FLAGS)
+        told = read_manifest(emit_manifest(store)).graphs[0]
+        assert told.created_timestamp == "2026-08-06T20:37:11.818072+00:00"
+
+
+def test_a_time_that_nobody_knew_is_not_told(manifests, root, remote, tmp_path):
+    fill(root, key_of(1), mtime=1e-9)
+    TieredStore([LocalStore(root), remote]).promote(key_of(1))
+    record_graph(key_of(1), 0, [], FLAGS)
+    assert remote.find(key_of(1)).created.startswith("1970")
+    graph = read_manifest(emit_manifest(remote)).graphs[0]
+    assert graph.neff_size is not None
+    assert graph.created_timestamp is None
+
+
+class Leaving:
+    @property
+    def model_config(self):
+        raise SystemExit(3)
+
+    @property
+    def parallel_config(self):
+        raise GeneratorExit
+
+
+def test_a_configuration_that_ends_the_program_costs_only_its_own_value(manifests, store, root):
+    fill(root, key_of(1))
+    record_graph(key_of(1), 0, [], FLAGS)
+    record_graph(key_of(1), 1, [], FLAGS)
+
+    def leaves(rank):
+        if rank:
+            raise SystemExit(3)
+        return rank
+
+    path = emit_manifest(store, config=Leaving(), rank_to_global=leaves)
+    assert read_manifest(path).graphs[0].ranks == (0,)
 
 
 def test_a_manifest_says_what_was_compiled_from_what_on_which_ranks(manifests, store, root):

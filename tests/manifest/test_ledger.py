@@ -2,6 +2,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -198,26 +199,41 @@ def test_the_engine_is_resolved_late(manifests, monkeypatch):
     assert [line["key"] for line in lines(own_file(manifests, "dev8_15"))] == ["after"]
 
 
-def test_after_the_emitter_removed_the_ledger_lines_go_to_a_new_file(manifests, monkeypatch):
-    monkeypatch.setattr(ledger, "_RECHECK", -1.0)
+def test_after_the_emitter_removed_the_ledger_lines_go_to_a_new_file(manifests):
     record_graph("a", 0, [], "")
     clear_ledger(manifests, "dev0_7")
     record_graph("b", 0, [], "")
     assert [line["key"] for line in lines(own_file(manifests))] == ["b"]
 
 
-def test_a_descriptor_that_others_closed_and_reused_is_not_written_to(
-    manifests, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(ledger, "_RECHECK", -1.0)
+def test_a_ledger_that_others_removed_is_begun_anew_at_the_next_line(manifests):
+    record_graph("a", 0, [], "")
+    shutil.rmtree(manifests / "ledger")
+    record_graph("b", 0, [], "")
+    assert [line["key"] for line in lines(own_file(manifests))] == ["b"]
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab", "r+b"])
+def test_a_descriptor_that_others_closed_and_reused_is_not_written_to(manifests, tmp_path, mode):
     record_graph("a", 0, [], "")
     number = ledger._writer.descriptor
-    with open(tmp_path / "strangers", "wb") as stranger:
+    (tmp_path / "strangers").write_bytes(b"")
+    with open(tmp_path / "strangers", mode) as stranger:
         os.dup2(stranger.fileno(), number)
         record_graph("b", 0, [], "")
         os.close(number)
     assert (tmp_path / "strangers").read_bytes() == b""
     assert [line["key"] for line in lines(own_file(manifests))] == ["a", "b"]
+
+
+def test_a_stranger_with_the_same_flags_is_told_by_its_file(manifests, monkeypatch, tmp_path):
+    monkeypatch.setattr(ledger, "_RECHECK", -1.0)
+    record_graph("a", 0, [], "")
+    stranger = os.open(tmp_path / "strangers", ledger._FLAGS | os.O_CREAT)
+    os.dup2(stranger, ledger._writer.descriptor)
+    record_graph("b", 0, [], "")
+    assert os.fstat(stranger).st_size == 0
+    os.close(stranger)
 
 
 def test_a_directory_that_cannot_be_made_is_said_once_and_never_raised(
@@ -236,7 +252,12 @@ def test_arguments_that_raise_are_swallowed(manifests, caplog):
     def broken():
         raise RuntimeError("no group")
 
+    def leaves():
+        raise SystemExit(3)
+
     record_graph("k", broken, [], "")
+    record_graph("k", leaves, [], "")
+    record_graph("k", 0, leaves, "")
     record_graph("k", "no rank", [], "")
     record_graph(None, 0, [], "")
     record_graph("k", 0, None, "")

@@ -1,11 +1,14 @@
 import copy
 import json
+import os
+import threading
 
 import attrs
 import jsonschema
 import pytest
 
 from neuron_store.errors import ManifestError
+from neuron_store.manifest import reader
 from neuron_store.manifest.json_schema import SCHEMA_PATH, json_schema, schema_text
 from neuron_store.manifest.reader import find_manifests, read_engines, read_manifest
 from neuron_store.manifest.schema import Graph, Manifest, dump_manifest, load_manifest
@@ -219,11 +222,77 @@ def test_engines_of_the_same_name_are_told_apart_by_their_paths(tmp_path):
 def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ManifestError, match=r"absent\.json.*No such file"):
         read_manifest(tmp_path / "absent.json")
-    (tmp_path / "pipe").symlink_to("/dev/zero")
-    with pytest.raises(ManifestError, match="link"):
-        read_manifest(tmp_path / "pipe")
     with pytest.raises(ManifestError, match=r"no manifest\.json in it"):
         read_engines([tmp_path])
+
+
+def test_what_never_ends_is_read_no_further_than_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "MAX_MANIFEST_BYTES", 1000)
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(ManifestError, match="at most 1000 bytes"):
+        read_manifest(tmp_path / "endless")
+
+
+def test_links_are_followed_as_a_config_map_has_them(tmp_path):
+    one = samples.manifest(graphs=1)
+    data = write(tmp_path / "map/..2026_08_06/manifest.json", one)
+    (tmp_path / "map/..data").symlink_to(data.parent.name)
+    (tmp_path / "map/manifest.json").symlink_to("..data/manifest.json")
+    write(tmp_path / "base/m/dev8_11/manifest.json", one)
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all/dev8_11").symlink_to("../base/m/dev8_11")
+    (tmp_path / "all/node").symlink_to("../base")
+    assert [e.name for e in read_engines([tmp_path / "map"])] == ["map"]
+    # Both links lead to one manifest, which is one engine's.
+    assert [e.name for e in read_engines([tmp_path / "all"])] == ["dev8_11"]
+    assert read_manifest(tmp_path / "map/manifest.json") == one
+
+
+def test_a_cycle_of_links_ends(tmp_path):
+    write(tmp_path / "dev0_7/manifest.json", samples.manifest(graphs=1))
+    (tmp_path / "dev0_7/up").symlink_to("..")
+    (tmp_path / "self").symlink_to("self")
+    assert len(find_manifests(tmp_path)) == 1
+
+
+def test_the_directories_that_are_searched_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "MAX_DIRECTORIES", 3)
+    for number in range(3):
+        write(tmp_path / f"{number}/manifest.json", samples.manifest(graphs=1))
+    with pytest.raises(ManifestError, match="more than 3 directories"):
+        find_manifests(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_not_passed_over_in_silence(tmp_path, caplog):
+    write(tmp_path / "dev0_7/manifest.json", samples.manifest(graphs=1))
+    (tmp_path / "dev8_15").symlink_to("gone")
+    assert len(find_manifests(tmp_path)) == 1
+    assert "dev8_15 is a link that leads nowhere" in caplog.text
+    (tmp_path / "dev0_7/manifest.json").unlink()
+    (tmp_path / "dev0_7/manifest.json").symlink_to("gone")
+    with pytest.raises(ManifestError, match=r"manifest\.json: it is a link that leads nowhere"):
+        find_manifests(tmp_path)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path):
+    one = samples.manifest(graphs=40)
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(dump_manifest(one),))
+    writer.start()
+    assert read_manifest(tmp_path / "pipe") == one
+    writer.join()
+
+
+def test_ranks_are_a_set():
+    assert load(changed(ranks=[0, 0, 3, 1])).graphs[0].ranks == (0, 1, 3)
+
+
+def test_what_lacks_its_graphs_is_no_manifest_and_lesser_gaps_are_said(caplog):
+    with pytest.raises(ManifestError, match="graphs is missing"):
+        load({name: value for name, value in PAGE.items() if name != "graphs"})
+    assert load({"manifest_version": "1", "graphs": []}) == Manifest()
+    assert "config is missing" in caplog.text
+    assert "environment is missing" in caplog.text
 
 
 def test_graphs_are_values():

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactNotFound, PromoteError
+from neuron_store.errors import ArtifactNotFound, ConfigError, PromoteError, TierError
 from neuron_store.manifest.diff import diff_manifests
 from neuron_store.manifest.merge import merge_engines
 from neuron_store.manifest.plan import FlagChange, plan_upgrade
@@ -118,6 +118,17 @@ def test_merging_what_was_merged_keeps_the_engines_names():
     assert again.graphs[0].extra["engines"] == {"node1/dev0_7": [0, 1], "node1/dev8_15": [2]}
 
 
+def test_a_merge_keeps_what_a_later_minor_brought():
+    a = Engine("a", Path("a"), Manifest(extra={"later": 1, "x": 1}, manifest_version="1.2"))
+    b = Engine("b", Path("b"), Manifest(extra={"later": 2, "more": 3}, manifest_version="1.10"))
+    merged = load_manifest(dump_manifest(merge_engines([a, b])))
+    assert merged.manifest_version == "1.10"
+    assert {n: merged.extra[n] for n in ("later", "x", "more")} == {"later": 1, "x": 1, "more": 3}
+    summary = merged.extra["engines"]
+    assert summary["b"]["other_differences"] == {"later": 2, "more": 3, "x": None}
+    assert "other_differences" not in summary["a"]
+
+
 def test_merging_nothing_gives_an_empty_manifest():
     assert merge_engines([]).graphs == ()
 
@@ -162,6 +173,25 @@ def test_a_rank_that_traced_nothing_is_a_missing_manifest(remote, tmp_path):
     found = check_ready([engine(graph(1))], remote, world_size=4)
     assert found.unseen_ranks == (2, 3)
     assert not found.ready
+
+
+def test_ranks_beyond_the_world_size_are_a_no(remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1))
+    found = check_ready([engine(graph(1, range(8)), world=8)], remote, world_size=4)
+    assert not found.missing
+    assert not found.ready
+    assert found.beyond_ranks == (4, 5, 6, 7)
+    assert found.plain()["beyond_ranks"] == [4, 5, 6, 7]
+
+
+def test_a_world_size_that_cannot_be_is_refused(remote):
+    with pytest.raises(ConfigError, match="2000000000 ranks"):
+        check_ready([engine(graph(1), world=2_000_000_000)], remote)
+
+
+def test_a_directory_that_does_not_exist_is_no_tier_that_lacks_graphs(tmp_path):
+    with pytest.raises(TierError, match="does not exist; mount the share"):
+        check_ready([engine(graph(1))], InterfaceOnly(tmp_path / "unmounted"))
 
 
 def test_several_engines_ranks_add_up(remote, tmp_path):
@@ -233,6 +263,16 @@ def test_a_change_of_flags_misses_where_the_canonical_flags_change(change, outco
     assert [g.outcome for g in planned(flags=change).graphs] == outcomes
 
 
+def test_what_concerns_nothing_here_is_said():
+    change = FlagChange(remove=("--nope", "-O3", "-O1"))
+    found = planned(upgrades={"neuronx-c": "2.32", "torch": "2.12"}, flags=change)
+    assert found.plain()["notes"] == [
+        "no manifest lists a package neuronx-c: is it spelt right?",
+        "no graph was compiled with --nope: nothing to remove",
+        "no graph was compiled with -O3: nothing to remove",
+    ]
+
+
 def test_a_graph_of_two_engines_takes_the_worse_of_both():
     old = engine(graph(1, (0,)), environment={"nki": "1"})
     new = engine(graph(1, (1,)), name="b", environment={"nki": "2"})
@@ -265,10 +305,20 @@ def test_prefetch_keeps_to_its_budget_in_the_manifests_order(two, remote, tmp_pa
     for number in range(4):
         publish(remote, tmp_path / "src", key_of(number), payload=100_000)
     size = remote.find(key_of(0)).size
-    found = prefetch(two, [engine(*(graph(n) for n in range(4)))], budget=2 * size + 10)
+    found = prefetch(two, [engine(*(graph(n) for n in range(4)))], budget=2 * size + 4000)
     assert [g.outcome for g in found.graphs] == ["fetched", "fetched", "skipped", "skipped"]
     assert "left of the budget" in found.graphs[2].detail
     assert not found.complete
+
+
+def test_a_budget_counts_what_lies_on_the_disk_in_the_end(two, remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1), payload=100)
+    size = remote.find(key_of(1)).size
+    found = prefetch(two, [engine(graph(1))], budget=size + 100)
+    assert [g.outcome for g in found.graphs] == ["skipped"]
+    needed = int(found.graphs[0].detail.split()[0])
+    found = prefetch(two, [engine(graph(1))], budget=needed)
+    assert [(g.outcome, g.size) for g in found.graphs] == [("fetched", needed)]
 
 
 def test_prefetch_tells_trouble_as_an_error_and_brings_the_rest(remote, tmp_path):
@@ -288,7 +338,7 @@ def _rank(local: Path, shared: Path, path: Path, counts) -> None:
 
     store = two_tiers(local, shared)
     found = prefetch(store, read_engines([path]))
-    counts.put((found.complete, store.counters()[store.shared[0].name].hits))
+    counts.put((found.complete, store.counters()[store.shared[0].name].hits, found.plain()))
     counts.close()
     counts.join_thread()
     os._exit(0)
@@ -310,8 +360,15 @@ def test_ranks_that_prefetch_at_once_fetch_each_graph_once(two, remote, tmp_path
     answers = [counts.get(timeout=60) for _ in ranks]
     for rank in ranks:
         rank.join()
-    assert all(complete for complete, _ in answers)
-    assert sum(fetched for _, fetched in answers) == len(list(two.local.keys())) == 12
+    assert all(complete for complete, _, _ in answers)
+    assert sum(hits for _, hits, _ in answers) == len(list(two.local.keys())) == 12
+    # Ranks that only waited do not count what the others fetched.
+    assert sum(told["fetched"] for _, _, told in answers) == 12
+    assert sum(told["bytes"] for _, _, told in answers) == sum(
+        f.stat().st_size
+        for key in two.local.keys()  # noqa: SIM118  (a store is no dict)
+        for f in two.local.path_of(key).iterdir()
+    )
 
 
 # -- promote ---------------------------------------------------------------------------------------
