@@ -125,10 +125,12 @@ class ConditionalStore(ArtifactStore):
     def fetch(self, key: str, into: Path) -> Artifact:
         check_key(key)
         require_empty(into)
+        step("fetch.look")
         found = self._record(key)
         if found is None:
             raise ArtifactNotFound(key, self.location)
         artifact, inline = found
+        step("fetch.copy")
         budget = threading.Semaphore(IN_FLIGHT)
 
         def one(file: ArtifactFile) -> ArtifactFile:

@@ -138,11 +138,13 @@ class RenamingStore(ArtifactStore):
             files = []
             empty_directory(into)
             for file in artifact.files:
+                step("fetch.copy")
                 with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
                     files.append(self._copy(stream, into, file, key))
             return attrs.evolve(artifact, files=tuple(files))
 
         require_empty(into)
+        step("fetch.look")
         with self._trouble("fetch", key):
             try:
                 return self._read(key, use)
@@ -221,11 +223,10 @@ class RenamingStore(ArtifactStore):
         """Each committed entry's key, and whether it is complete."""
         with self._trouble("list"):
             try:
-                with os.scandir(self._root) as entries:
-                    names = [e.name for e in entries if is_key(e.name)]
+                names = _again(lambda _attempt: os.listdir(self._root))
             except FileNotFoundError:
                 return
-        for name in names:
+        for name in filter(is_key, names):
             try:
                 if self.find(name) is not None:
                     yield name, True
@@ -239,12 +240,23 @@ class RenamingStore(ArtifactStore):
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
         artifact = attrs.evolve(check_artifact(artifact), write_id=new_write_id())
         with self._trouble("publish", artifact.key):
-            step("publish.look")
-            judged = self._judge(artifact, source)
-            if judged in {Publication.PRESENT, Publication.CONFLICT}:
-                return judged
-            with Staging(self._root, artifact, source, consume=consume) as staging:
-                return self._commit(staging)
+
+            def once(attempt: int) -> Publication:
+                if attempt and self._is_ours(artifact):
+                    # The try before got as far as the rename, and then met trouble that passed.
+                    sync_directory(self._root)
+                    return Publication.CREATED
+                return self._publish_once(artifact, source, consume=consume)
+
+            return _again(once)
+
+    def _publish_once(self, artifact: Artifact, source: Path, *, consume: bool) -> Publication:
+        step("publish.look")
+        judged = self._judge(artifact, source)
+        if judged in {Publication.PRESENT, Publication.CONFLICT}:
+            return judged
+        with Staging(self._root, artifact, source, consume=consume) as staging:
+            return self._commit(staging)
 
     def _judge(self, artifact: Artifact, source: Path) -> Publication | None:
         """What a publish meets: PRESENT, CONFLICT, REPAIRED (it must repair), None (nothing)."""
@@ -361,20 +373,23 @@ class RenamingStore(ArtifactStore):
     def delete(self, key: str) -> bool:
         check_key(key)
         with self._trouble("delete", key):
-            target = f"{self._root}/.staging/{key}.{uuid.uuid4().hex}"
-            try:
-                with Entry(self._root, key) as entry:
-                    if not self._holds_artifact(entry):
-                        return False
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
-                    step("delete.hide")
-                    gone = claim_and_move(entry, target, still=lambda: True)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            if gone:
-                step("delete.free")
-                remove_tree(target)
-            return gone
+            return _again(lambda _attempt: self._delete_once(key))
+
+    def _delete_once(self, key: str) -> bool:
+        target = f"{self._root}/.staging/{key}.{uuid.uuid4().hex}"
+        try:
+            with Entry(self._root, key) as entry:
+                if not self._holds_artifact(entry):
+                    return False
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                step("delete.hide")
+                gone = claim_and_move(entry, target, still=lambda: True)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if gone:
+            step("delete.free")
+            remove_tree(target)
+        return gone
 
     def _require_root(self) -> None:
         """Raise `OSError` when the root is there and is no directory."""
@@ -412,6 +427,21 @@ class RenamingStore(ArtifactStore):
             raise TierError(
                 self.location, operation, _remedy(error), key=key, code=error.errno
             ) from error
+
+
+def _again(act: Callable[[int], _T]) -> _T:
+    """What `act` gives, tried again while its trouble is of the kind that passes.
+
+    It gets the number of the try, from 0.
+    """
+    for attempt in range(_TRIES - 1):
+        try:
+            return act(attempt)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            time.sleep(0.02 * 2**attempt)
+    return act(_TRIES - 1)
 
 
 def _remedy(error: OSError) -> str:

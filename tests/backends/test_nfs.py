@@ -13,7 +13,7 @@ CONTRACT = Path(__file__).with_name("nfs_contract.py")
 @pytest.mark.slow
 @pytest.mark.nfs
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("version", ["4.1"])
+@pytest.mark.parametrize("version", ["4.1", "3"])
 def test_the_contract_holds_between_two_mounts(version):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"]
     command += ["--basetemp=/run/pytest", str(CONTRACT)]
