@@ -121,6 +121,7 @@ def _claim(entry: Entry, identity: bytes) -> bool:
                 pass
             seen, since = b"", now
             continue
+        step("aside.wait")
         time.sleep(0.02)
 
 

@@ -68,6 +68,9 @@ class Act:
     """The content that it may put there."""
     takes: bool = False
     """Whether it may take content away."""
+    exact: bool = True
+    """Of several deleters only the one whose move took it is told True. An object store's delete
+    has no condition: there it only says that something was there."""
 
 
 def publish(content: str) -> Act:
@@ -79,9 +82,9 @@ def publish(content: str) -> Act:
     return Act(f"publish {content}", run, puts=content)
 
 
-def delete() -> Act:
-    """Delete the artifact."""
-    return Act("delete", lambda store, _world: store.delete(KEY), takes=True)
+def delete(*, exact: bool = True) -> Act:
+    """Delete the artifact; `exact` as in `Act`."""
+    return Act("delete", lambda store, _world: store.delete(KEY), takes=True, exact=exact)
 
 
 def fetch() -> Act:
@@ -309,8 +312,10 @@ class World:
             }
             wrong = "" if fine[said] else f"was told {said.name}, having seen {sorted(seen)}"
         elif process.what.takes and isinstance(said, bool):
-            fine_ = process.took if said else MISSING in seen or DAMAGED in seen
-            wrong = "" if fine_ else f"was told {said}, having seen {sorted(seen)}"
+            there = process.took or (not process.what.exact and seen != {MISSING})
+            there = there or DAMAGED in seen
+            so = there if said else MISSING in seen or DAMAGED in seen
+            wrong = "" if so else f"was told {said}, having seen {sorted(seen)}"
         elif process.what.name == "fetch" and said not in seen:
             wrong = f"fetched {said!r}, having seen {sorted(seen)}"
         if wrong:
