@@ -24,6 +24,7 @@ from neuron_store.errors import (
     TiersUnavailable,
     Unsupported,
 )
+from neuron_store.keeping import publish_or_keep
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.streams import empty_directory, require_empty
 from neuron_store.tier_health import TierCounters, TierHealth
@@ -178,14 +179,10 @@ class TieredStore(ArtifactStore):
             artifact = self._fetch_shared(key, scratch, answers)
             if artifact is None:
                 raise _nowhere(key, self.location, answers)
-            try:
-                self.local.publish(artifact, scratches[-1], consume=True)
-            except TierError as error:
-                # What was fetched is whole and checked; a full disk must not cost the start.
-                _log.warning("%s; using the fetched copy in %s", error, scratches[-1])
-                return scratches.pop()
-            path = self.local.path_of(key)
-            return path if path is not None else scratches.pop()
+            kept = publish_or_keep(self.local, artifact, scratches[-1])
+            if kept.in_scratch:
+                scratches.pop()
+            return kept.path
         finally:
             for left in scratches:
                 shutil.rmtree(left, ignore_errors=True)
