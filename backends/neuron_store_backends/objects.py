@@ -6,18 +6,19 @@ it: layout, first writer wins, lost replies, repair, retries, bounded memory, ha
 The methods with one leading underscore are yours to write and nobody's to call; the others are
 the requests made of them, with deadlines and retries, and are not overridden:
 
-| write | it does |
-|---|---|
-| `_connect()` | a new connection for this process; must not wait for the event loop |
-| `classify(error)` | what your client's error means: a `Trouble` |
-| `_get(handle, path, limit)` | a small object and its version, cut at `limit` + 1 bytes |
-| `_create(handle, path, data)` | ONE operation that writes only where nothing is, and shows all or nothing; where something is, an error that `classify` calls `Kind.PRECONDITION` |
-| `_replace(handle, path, data, version)` | the same, only where `version` is; raise where the store cannot |
-| `_upload(handle, path, pieces)` | a large object from `Pieces`; nothing visible before the last |
-| `_range`, `_list`, `_remove` | bytes of an object, all objects below a folder, removal |
+* `_connect()`: a new connection for this process; it must not wait for the event loop.
+* `classify(error)`: what your client's error means, a `Trouble`.
+* `_get(handle, path, limit)`: a small object and its version, cut at `limit` + 1 bytes.
+* `_create(handle, path, data)`: ONE operation that writes only where nothing is, and shows all or
+  nothing; where something is, an error that `classify` calls `Kind.PRECONDITION`.
+* `_replace(handle, path, data, version)`: the same, only where `version` is; raise where the store
+  cannot: then damaged records are left and told.
+* `_upload(handle, path, pieces)`: a large object from `Pieces`; nothing visible before the last.
+* `_range`, `_list`, `_remove`: bytes of an object, all objects below a folder, removal. They have a
+  body for an asynchronous fsspec file system.
 
 All are coroutines on one event loop but the first two. `path` begins with the root that `Objects`
-was made with. The create is measured before the first publish of a process (`TierUnfit`), so a store
+was made with. The create is measured before the first publish of a process (`TierUnfit`): a store
 that ignores its condition is refused and not trusted.
 """
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import builtins
 import errno
 import fcntl
+import functools
 import io
 import os
 import signal
@@ -59,7 +60,7 @@ RETRANSMITTED = {
     "mkdir": errno.EEXIST,
     "rmdir": errno.ENOENT,
 }
-"""What a call that worked reports when its reply was lost and the client asked again, as NFS does."""
+"""What a call that worked reports when its reply was lost and NFS asked again."""
 
 
 # What needs room; the rest works on a full disk, or it could never be emptied.
@@ -188,7 +189,9 @@ class FaultyFiles:
             elif name in {"copy_file_range", "sendfile"}:
                 where = 2 if name == "copy_file_range" else 3
                 short = (*args[:where], min(1, args[where]), *args[where + 1 :])
-            return self._call(call, path, lambda: real(*args, **kwargs), short and (real, short))
+            return self.carry_out(
+                call, path, lambda: real(*args, **kwargs), short and (real, short)
+            )
 
         return wrapped
 
@@ -200,7 +203,7 @@ class FaultyFiles:
             if where is None:
                 return real(path, *args, **kwargs)
             look = call == "stat" and not isinstance(path, int)
-            return self._call(
+            return self.carry_out(
                 call, where, lambda: real(path, *args, **kwargs), look=look, makes=call == "mkdir"
             )
 
@@ -214,7 +217,7 @@ class FaultyFiles:
             where = where or self._below(src, kwargs.get("src_dir_fd"))
             if where is None:
                 return real(src, dst, **kwargs)
-            return self._call(call, where, lambda: real(src, dst, **kwargs), makes=True)
+            return self.carry_out(call, where, lambda: real(src, dst, **kwargs), makes=True)
 
         return wrapped
 
@@ -224,7 +227,7 @@ class FaultyFiles:
             if where is None:
                 return real(path, flags, *args, **kwargs)
             creates = bool(flags & os.O_CREAT)
-            return self._call(
+            return self.carry_out(
                 "create" if creates else "open",
                 where,
                 lambda: real(path, flags, *args, **kwargs),
@@ -245,7 +248,7 @@ class FaultyFiles:
                 raw = _Reading(file, self, where)
                 return raw if buffering == 0 else io.BufferedReader(raw)
             creates = any(letter in mode for letter in "wax+")
-            return self._call(
+            return self.carry_out(
                 "create" if creates else "open",
                 where,
                 lambda: real(file, mode, buffering, *args, **kwargs),
@@ -282,7 +285,7 @@ class FaultyFiles:
             return None
         return text if text == self.root or text.startswith(self.root + os.sep) else None
 
-    def _call(
+    def carry_out(
         self,
         call: str,
         path: str,
@@ -292,31 +295,25 @@ class FaultyFiles:
         look: bool = False,
         makes: bool = False,
     ) -> Any:
+        """One call, counted, and failed when its turn has come. For this module's own use."""
         fault = self._turn(call, path)
         if fault is not None and not fault.done and not fault.short:
             self._end(fault, path)
         self._inside.busy = True
         try:
-            answer = self._carried_out(
-                call, path, short if fault is not None and fault.short else None, real, look, makes
-            )
+            if fault is not None and fault.short and short is not None:
+                answer = short[0](*short[1])
+            else:
+                answer = self._look_or_do(call, path, real, look=look, makes=makes)
         finally:
             self._inside.busy = False
         if fault is not None and fault.done:
             self._end(fault, path)
         return answer
 
-    def _carried_out(
-        self,
-        call: str,
-        path: str,
-        short: tuple[Any, tuple[Any, ...]] | None,
-        real: Callable[[], Any],
-        look: bool,
-        makes: bool,
+    def _look_or_do(
+        self, call: str, path: str, real: Callable[[], Any], *, look: bool, makes: bool
     ) -> Any:
-        if short is not None:
-            return short[0](*short[1])
         if look and self._missed(path):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         try:
@@ -363,16 +360,13 @@ class _Reading(io.FileIO):
 
     def __init__(self, descriptor: int, files: FaultyFiles, path: str) -> None:
         super().__init__(descriptor, "rb")
-        self._files = files
-        self._path = path
+        self._counted = functools.partial(files.carry_out, "read", path)
 
-    def readinto(self, buffer: Any) -> int:
-        return self._files._call("read", self._path, lambda: super(_Reading, self).readinto(buffer))  # noqa: SLF001  (its other half)  # type: ignore[no-any-return]
+    def readinto(self, buffer: Any) -> Any:
+        return self._counted(lambda: super(_Reading, self).readinto(buffer))
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        return self._files._call(  # noqa: SLF001  (its other half)  # type: ignore[no-any-return]
-            "read", self._path, lambda: super(_Reading, self).read(-1 if size is None else size)
-        )
+    def read(self, size: int | None = -1, /) -> Any:
+        return self._counted(lambda: super(_Reading, self).read(-1 if size is None else size))
 
-    def readall(self) -> bytes:
-        return self._files._call("read", self._path, lambda: super(_Reading, self).readall())  # noqa: SLF001  (its other half)  # type: ignore[no-any-return]
+    def readall(self) -> Any:
+        return self._counted(lambda: super(_Reading, self).readall())

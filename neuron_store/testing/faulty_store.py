@@ -119,7 +119,7 @@ class FaultyStore(ArtifactStore):
 
     def keys(self) -> Iterator[str]:
         stale = self._call("keys", None) == "stale"
-        fresh = [key for key in self.inner.keys() if not self._is_hidden(key)]
+        fresh = [key for key in self.inner.keys() if not self._is_hidden(key)]  # noqa: SIM118  (a store is no dict)
         listed, self._listed = self._listed, fresh
         return iter(listed if stale else fresh)
 

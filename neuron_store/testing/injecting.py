@@ -183,20 +183,20 @@ def inject_files(
     """
     report = Injected(operation.name)
     bench, root = _new(workspace, 0)
-    with _opened(open_at, root) as store:
+    with open_at(root) as store:
         operation.begin(store, bench)
         with FaultyFiles(root) as counted:
             operation.act(store, bench)
     report.places = [f"{call} {os.path.relpath(path, root)}" for call, path in counted.calls]
     for number, fault in enumerate(faults(counted.calls), 1):
         bench, root = _new(workspace, number)
-        with _opened(open_at, root) as store:
+        with open_at(root) as store:
             operation.begin(store, bench)
             with FaultyFiles(root, fault) as files:
-                outcome = _outcome(lambda: operation.act(store, bench))
+                outcome = _outcome(operation, store, bench)
         report.points += bool(files.injected)
         report.survived += not isinstance(outcome, BaseException)
-        wrong = _judge(operation, lambda: open_at(root), bench, outcome)
+        wrong = _judge(operation, open_at, root, bench, outcome)
         if not (fault.lasting or fault.kill):
             wrong += [f"left behind: {name}" for name in leftovers(root)]
         report.failures += [
@@ -227,17 +227,17 @@ def inject_steps(
         for at in itertools.count(1):
             number = next(count)
             bench, root = _new(workspace, number)
-            with _opened(open_at, root) as store:
+            with open_at(root) as store:
                 operation.begin(store, bench)
             run = _killed if kind == "kill" else _raised
-            step, outcome = run(operation, open_at, root, bench, at, kind)
+            step, outcome = run(operation, open_at, root, bench, at=at, kind=kind)
             if step is None:
                 break
             report.points += 1
             if step not in report.places:
                 report.places.append(step)
             report.survived += not isinstance(outcome, BaseException)
-            wrong = _judge(operation, lambda: open_at(root), bench, outcome)  # noqa: B023  (called at once)
+            wrong = _judge(operation, open_at, root, bench, outcome)
             report.failures += [f"{kind} at {step} ({at}): {each} [{outcome!r}]" for each in wrong]
             shutil.rmtree(workspace / str(number), ignore_errors=True)
     return report
@@ -250,13 +250,9 @@ def _new(workspace: Path, number: int) -> tuple[Bench, Path]:
     return Bench.at(place / "bench", number), place / "tier"
 
 
-def _opened(open_at: Callable[[Path], ArtifactStore], root: Path) -> ArtifactStore:
-    return open_at(root)
-
-
-def _outcome(act: Callable[[], object]) -> object:
+def _outcome(operation: Operation, store: ArtifactStore, bench: Bench) -> object:
     try:
-        return act()
+        return operation.act(store, bench)
     except (Exception, Interrupted) as error:  # noqa: BLE001  (judged below)
         return error
 
@@ -266,6 +262,7 @@ def _raised(
     open_at: Callable[[Path], ArtifactStore],
     root: Path,
     bench: Bench,
+    *,
     at: int,
     kind: str,
 ) -> tuple[str | None, object]:
@@ -278,10 +275,10 @@ def _raised(
                 raise Interrupted(name)
             raise TierError("test", "step", "injected", key=bench.key, code=errno.EIO)
 
-    with _opened(open_at, root) as store:
+    with open_at(root) as store:
         steps.set_hook(hook)
         try:
-            outcome = _outcome(lambda: operation.act(store, bench))
+            outcome = _outcome(operation, store, bench)
         finally:
             steps.set_hook(None)
     return (seen[at - 1] if len(seen) >= at else None), outcome
@@ -292,11 +289,14 @@ def _killed(
     open_at: Callable[[Path], ArtifactStore],
     root: Path,
     bench: Bench,
+    *,
     at: int,
-    _kind: str,
+    kind: str,
 ) -> tuple[str | None, object]:
+    del kind
+
     def child() -> None:
-        with _opened(open_at, root) as store:
+        with open_at(root) as store:
             operation.act(store, bench)
 
     ended = run_killed_at(child, at)
@@ -307,7 +307,8 @@ def _killed(
 
 def _judge(
     operation: Operation,
-    open_: Callable[[], ArtifactStore],
+    open_at: Callable[[Path], ArtifactStore],
+    root: Path,
     bench: Bench,
     outcome: object,
 ) -> list[str]:
@@ -322,7 +323,7 @@ def _judge(
     if source_left and _tree(bench.source) != dict(bench.contents):
         wrong.append(f"the source was touched: {sorted(_tree(bench.source))}")
     try:
-        with open_() as store:
+        with open_at(root) as store:
             wrong += _judge_tier(store, bench, outcome, operation, source_left=source_left)
     except Exception as error:  # noqa: BLE001  (whatever it is, the key is stuck)
         wrong.append(f"the key is stuck: {error!r}")
@@ -363,10 +364,17 @@ def _judge_tier(
             wrong.append("a torn artifact was fetched")
     if found is None and bench.key in list(store.keys()):
         wrong.append("a key is listed that is not there")
-    # The key must go through a whole life again, whatever lies in its way.
+    return wrong + _judge_next_life(store, bench, fine, found=found is not None)
+
+
+def _judge_next_life(
+    store: ArtifactStore, bench: Bench, fine: set[Publication], *, found: bool
+) -> list[str]:
+    """The key must go through a whole life again, whatever lies in its way."""
+    wrong = []
     artifact, source = make_source(bench.place / "again", bench.key, bench.contents)
     answer = store.publish(artifact, source)
-    if found is not None:
+    if found:
         fine = {Publication.PRESENT, Publication.CONFLICT}
     if answer not in fine:
         wrong.append(f"the next publish answered {answer.name}")

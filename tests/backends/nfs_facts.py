@@ -35,6 +35,8 @@ def code_of(call, *args):
 def negative_lookup():
     os.mkdir(f"{ONE}/negative")
     os.listdir(f"{TWO}/negative")
+    # The server's clock ticks meanwhile, so that the directory's new time differs from the old.
+    time.sleep(0.2)
     assert not os.path.exists(f"{TWO}/negative/name")
     os.mkdir(f"{ONE}/negative/name")
     hidden = seconds_until(lambda: os.path.exists(f"{TWO}/negative/name"), 60)
@@ -44,10 +46,20 @@ def negative_lookup():
     listed = "other" in os.listdir(f"{TWO}/negative")
     return {
         "hidden_seconds": hidden,
+        "hidden_seconds_in_one_tick": in_one_tick(),
         "listed_at_once": listed,
         "seen_after_listing": before or os.path.exists(f"{TWO}/negative/other"),
         "rename_onto_hidden": rename_onto_hidden(),
     }
+
+
+def in_one_tick():
+    """A name made in the very tick in which the client last saw the directory change."""
+    os.mkdir(f"{ONE}/tick")
+    os.listdir(f"{TWO}/tick")
+    assert not os.path.exists(f"{TWO}/tick/name")
+    os.mkdir(f"{ONE}/tick/name")
+    return seconds_until(lambda: os.path.exists(f"{TWO}/tick/name"), 60)
 
 
 def rename_onto_hidden():
@@ -142,7 +154,6 @@ def sync(path):
         os.close(descriptor)
 
 
-facts = {
-    check.__name__: check() for check in (negative_lookup, stale, silly_names, flock, noreplace, exclusive)
-}
+checks = (negative_lookup, stale, silly_names, flock, noreplace, exclusive)
+facts = {check.__name__: check() for check in checks}
 print(json.dumps(facts))

@@ -39,7 +39,8 @@ def test_nfs_is_as_the_documentation_says(version):
 
     Pitfalls 28, 29, 30: hidden names, locks that do not exclude, stale handles.
     """
-    facts = json.loads(run([sys.executable, str(HERE / "nfs_facts.py")], version).splitlines()[-1])
+    told = run([sys.executable, str(HERE / "nfs_facts.py")], version)
+    facts = json.loads(told.splitlines()[-1])
     looks = facts["negative_lookup"]
     assert looks["listed_at_once"]
     assert looks["seen_after_listing"]

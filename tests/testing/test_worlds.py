@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
     def crashes(self, data):
         self.world.crash(data.draw(st.sampled_from(list(self.world.runnable))))
 
-    @precondition(lambda self: not self.world.runnable and self.world.content not in {"(nothing)"})
+    @precondition(lambda self: not self.world.runnable and self.world.content != "(nothing)")
     @rule()
     def is_damaged(self):
         """The disk loses bytes while nobody is at work; whoever publishes next repairs it."""

@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+
 from neuron_store import ConfigError, Publication, TierError
 from neuron_store.registry import known_schemes, open_tier
 from neuron_store.testing import (

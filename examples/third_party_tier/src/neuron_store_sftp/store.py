@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncssh
 import sshfs
+
 from neuron_store.errors import ConfigError
 from neuron_store_backends.objects import (
     TIMES,
@@ -93,7 +94,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def sftp(self) -> AsyncIterator[Any]:
-        """asyncssh's SFTP client."""
+        """The SFTP client of asyncssh."""
         try:
             async with self._lock:
                 if self._sftp is None:
