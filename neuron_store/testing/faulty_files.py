@@ -344,7 +344,7 @@ class FaultyFiles:
             fault, number = self.fault, len(self.calls)
             if fault is None or number < fault.at:
                 return None
-            if number > fault.at and not (fault.lasting and call in _GROWING):
+            if (call not in _GROWING) if fault.lasting else number > fault.at:
                 return None
             self.injected.append((call, path))
             return fault
