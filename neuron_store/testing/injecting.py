@@ -20,6 +20,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -267,11 +268,13 @@ def _raised(
     kind: str,
 ) -> tuple[str | None, object]:
     seen: list[str] = []
+    caller = threading.current_thread()
 
     def hook(name: str) -> None:
         seen.append(name)
         if len(seen) == at:
-            if kind == "interrupt":
+            # Ctrl-C arrives in the thread that called, and in no worker of the tier's.
+            if kind == "interrupt" and threading.current_thread() is caller:
                 raise Interrupted(name)
             raise TierError("test", "step", "injected", key=bench.key, code=errno.EIO)
 

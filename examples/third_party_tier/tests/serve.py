@@ -1,26 +1,15 @@
 """An SFTP server on 127.0.0.1: `serve.py FOLDER`. Writes keys and `ready` (its port) to FOLDER.
 
-With SFTP_SERVER set to OpenSSH's `sftp-server` that program serves the files; else asyncssh does.
 Ends when its standard input does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
 import asyncssh
-
-
-async def openssh(process: asyncssh.SSHServerProcess) -> None:
-    """Let OpenSSH's program speak to the client."""
-    child = await asyncio.create_subprocess_exec(
-        os.environ["SFTP_SERVER"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    await process.redirect(stdin=child.stdin, stdout=child.stdout)
-    process.exit(await child.wait())
 
 
 async def serve(folder: Path) -> None:
@@ -28,17 +17,12 @@ async def serve(folder: Path) -> None:
         key = asyncssh.generate_private_key("ssh-ed25519")
         key.write_private_key(str(folder / name))
         key.write_public_key(str(folder / f"{name}.pub"))
-    how = (
-        {"process_factory": openssh, "encoding": None}
-        if os.environ.get("SFTP_SERVER")
-        else {"sftp_factory": True}
-    )
     server = await asyncssh.listen(
         "127.0.0.1",
         0,
         server_host_keys=[str(folder / "host")],
         authorized_client_keys=str(folder / "client.pub"),
-        **how,
+        sftp_factory=True,
     )
     port = server.get_port()
     known = f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}"

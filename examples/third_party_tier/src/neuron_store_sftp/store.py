@@ -4,7 +4,7 @@ SFTP's own exclusive create (`SSH_FXF_EXCL`) is honest, and yet no commit: it sh
 first, and the bytes come later, so a reader may see half a record and a crash leaves one for ever.
 Its rename refuses an existing target, but servers may look first and rename then. What is atomic
 and exclusive in one is a hard link (`hardlink@openssh.com`): the record is written under a random
-name, flushed, and linked to its own. OpenSSH and asyncssh have it; README.md has the figures.
+name, flushed, and linked to its own. Servers of OpenSSH and of asyncssh have it.
 """
 
 from __future__ import annotations
