@@ -272,9 +272,10 @@ class World:
         thread = threading.current_thread()
         if self._stops is not None and name not in self._stops and WAITING not in name:
             return
-        for process in self.processes.values():
-            if process.owns(thread):
-                process.stop_at(name)
+        # Found first: while it is stopped, others are started.
+        mine = [process for process in self.processes.values() if process.owns(thread)]
+        if mine:
+            mine[0].stop_at(name)
 
     def _account(self, mover: _Process) -> None:
         before, now = self.content, self._look()
@@ -325,7 +326,7 @@ class World:
         raise Broken("\n  ".join([what, *self.moves]))
 
 
-_LENGTH = 999  # the second file does not travel in an object store's record
+_LENGTH = 1999  # the second file does not travel in an object store's record
 
 
 @functools.cache

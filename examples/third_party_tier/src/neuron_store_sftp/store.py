@@ -122,7 +122,12 @@ class SftpObjects(Objects):
     def classify(self, error: BaseException) -> Trouble:
         """What an error of asyncssh means."""
         if isinstance(error, Unconditional):
-            return Trouble(Kind.FATAL, "SFTP has no replace-if-unchanged", errno.ENOTSUP)
+            return Trouble(
+                Kind.FATAL,
+                "the entry is damaged, and SFTP has no replace-if-unchanged; stop all publishers of "
+                "the key, delete the entry, and promote it again",
+                errno.ENOTSUP,
+            )
         for kinds, trouble in _TROUBLE:
             if isinstance(error, kinds):
                 return trouble
