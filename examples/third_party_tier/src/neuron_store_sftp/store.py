@@ -124,8 +124,8 @@ class SftpObjects(Objects):
         if isinstance(error, Unconditional):
             return Trouble(
                 Kind.FATAL,
-                "the entry is damaged, and SFTP has no replace-if-unchanged; stop all publishers of "
-                "the key, delete the entry, and promote it again",
+                "the entry is damaged, and SFTP has no replace-if-unchanged; stop all publishers "
+                "of the key, delete the entry, and promote it again",
                 errno.ENOTSUP,
             )
         for kinds, trouble in _TROUBLE:
