@@ -259,7 +259,8 @@ class ArtifactStore(abc.ABC):
         Raises:
             ArtifactCorrupt: `source` does not hold what the record says.
             InvalidArtifact: `source` holds a symbolic link or a device under a recorded name.
-            TierError: the tier could not be written; nothing is visible of the attempt.
+            TierError: the tier could not be written. Nothing torn is visible: of the attempt either
+                nothing, or, where only the last flush or reply failed, the whole artifact.
         """
 
     @abc.abstractmethod
@@ -268,7 +269,11 @@ class ArtifactStore(abc.ABC):
 
     @abc.abstractmethod
     def delete(self, key: str) -> bool:
-        """Remove an artifact; False when there was none. Hides it before it frees it."""
+        """Remove an artifact; False when there was none. Hides it before it frees it.
+
+        Of several who delete at once, one is told True; where the store's own delete has no
+        condition (object stores), those who all saw it may all be.
+        """
 
     # -- concrete: may be overridden for speed, never for meaning -------------------------------
 

@@ -35,6 +35,7 @@ from neuron_store.errors import (
 )
 from neuron_store.failures import forget_failures, note_failure, read_failures
 from neuron_store.fleet import Fleet
+from neuron_store.keeping import publish_or_keep
 from neuron_store.neuron_layout import MARK_NAME, completion_mark, list_files, neff_name
 from neuron_store.policy import CompilePolicy
 from neuron_store.streams import create_file, open_regular, write_all
@@ -254,27 +255,11 @@ class CompileCoordinator:
         keep = False
         try:
             artifact = _run(job, scratch)
-            try:
-                answer = self._store.publish(artifact, scratch, consume=True)
-            except TierError as error:
-                # A full disk must not cost the result of an hour. It stays where it was made.
-                _log.warning("%s; using the result in %s, unpublished", error, scratch)
-                keep = True
-                return scratch
-            if answer is Publication.CONFLICT:
+            kept = publish_or_keep(self._store, artifact, scratch)
+            keep = kept.in_scratch
+            if kept.answer is Publication.CONFLICT:
                 _log.warning("%s was published meanwhile with other content; using that", job.key)
-            try:
-                path = self._store.path_of(job.key)
-            except ArtifactCorrupt as error:
-                # Found damaged, and not to be moved: the publish met it and left it there.
-                _log.warning("%s; using the result in %s, unpublished", error, scratch)
-                keep = True
-                return scratch
-            if path is None:
-                raise TierError(
-                    self._store.location, "publish", "the artifact vanished again", key=job.key
-                )
-            return path
+            return kept.path
         finally:
             if not keep:
                 shutil.rmtree(scratch, ignore_errors=True)

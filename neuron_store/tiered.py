@@ -24,6 +24,7 @@ from neuron_store.errors import (
     TiersUnavailable,
 )
 from neuron_store.first_load import FirstLoad
+from neuron_store.keeping import publish_or_keep
 from neuron_store.promoting import promote_to, promotion_targets
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.streams import empty_directory, open_regular, require_empty
@@ -219,17 +220,10 @@ class TieredStore(ArtifactStore):
             artifact = self._fetch_shared(key, scratch, answers)
             if artifact is None:
                 raise _nowhere(key, self.location, answers)
-            try:
-                self.publish(artifact, scratches[-1], consume=True)
-            except TierError as error:
-                # What was fetched is whole and checked; a full disk must not cost the start.
-                _log.warning("%s; using the fetched copy in %s", error, scratches[-1])
-                return scratches.pop()
-            # None where something lies there that can neither be used nor replaced.
-            path = self._local_hit(key)
-            if path is None and not scratches[-1].is_dir():
-                raise TierError(self.local.location, "get", "it vanished again", key=key)
-            return path if path is not None else scratches.pop()
+            kept = publish_or_keep(self, artifact, scratches[-1])
+            if kept.in_scratch:
+                scratches.pop()
+            return kept.path
         finally:
             for left in scratches:
                 shutil.rmtree(left, ignore_errors=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neuron_store.artifact import RECORD_NAME
 from neuron_store.steps import step
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _CLAIM = ".neuron_store.claim"
 # A holder needs the claim for two system calls. One that this process sees unchanged for so long,
 # by its own monotonic clock, belongs to a process that died.
 CLAIM_SECONDS = 5.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PASSES = 3
 
 
 def claim_and_move(entry: Entry, target: str, *, still: Callable[[], bool]) -> bool:
@@ -59,11 +62,15 @@ def claim_and_move(entry: Entry, target: str, *, still: Callable[[], bool]) -> b
     step("aside.move")
     try:
         os.rename(entry.path, target)
-    except FileNotFoundError:
-        return False
-    moved = os.stat(target, follow_symlinks=False)
-    mine = os.fstat(entry.fd)
-    if (moved.st_dev, moved.st_ino) == (mine.st_dev, mine.st_ino):
+    except OSError as error:
+        # NFS reports an error for a rename that worked, when its reply was lost: `target` is a
+        # random name, so whoever lies there was moved by this call.
+        if not os.path.lexists(target):
+            _unclaim(entry)
+            if isinstance(error, FileNotFoundError):
+                return False
+            raise
+    if _same(target, entry):
         return True
     # Only a process that was stopped here for longer than CLAIM_SECONDS, and then overtaken, comes
     # this way. What it took away goes back, unless a newer one has come in the meantime.
@@ -90,22 +97,30 @@ def claimed(entry: Entry) -> Iterator[bool]:
         _unclaim(entry)
 
 
+def _same(path: str, entry: Entry) -> bool:
+    mine = os.fstat(entry.fd)
+    for attempt in range(_PASSES):
+        try:
+            there = os.stat(path, follow_symlinks=False)
+        except OSError as error:
+            # It was moved. A caller that is told an error now would believe that it was not.
+            _log.debug("looking at %s: %s", path, error)
+            time.sleep(0.02 * 2**attempt)
+        else:
+            return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+    return True
+
+
 def _claim(entry: Entry, identity: bytes) -> bool:
     seen, since = b"", time.monotonic()
     while True:
         try:
-            descriptor = os.open(
-                _CLAIM, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=entry.fd
-            )
+            _create_claim(entry, identity)
         except FileExistsError:
             pass
         except FileNotFoundError:
             return False  # the directory itself was removed
         else:
-            try:
-                os.write(descriptor, identity)
-            finally:
-                os.close(descriptor)
             return True
         if not entry.is_at_path():
             return False
@@ -126,7 +141,32 @@ def _claim(entry: Entry, identity: bytes) -> bool:
                 pass
             seen, since = b"", now
             continue
+        step("aside.wait")
         time.sleep(0.02)
+
+
+def _create_claim(entry: Entry, identity: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(_CLAIM, flags, 0o666, dir_fd=entry.fd)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # A full disk is emptied by deleting: a link needs no new file, and excludes as well.
+        try:
+            os.link(RECORD_NAME, _CLAIM, src_dir_fd=entry.fd, dst_dir_fd=entry.fd)
+        except FileNotFoundError:
+            raise error from None  # an entry of the Neuron stack has no record to link to
+        return
+    try:
+        os.write(descriptor, identity)
+    except OSError as error:
+        # That it exists is the claim; what it says only tells one holder from the next.
+        if error.errno not in _FULL:
+            os.unlink(_CLAIM, dir_fd=entry.fd)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _read_claim(entry: Entry) -> bytes:
@@ -200,11 +240,27 @@ def tree_facts(path: str) -> TreeFacts:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory that nobody needs, whatever vanishes from it meanwhile; logs trouble."""
+    """Remove a directory that nobody needs, whatever vanishes from it meanwhile.
 
-    def note(_call: object, name: str, info: tuple[object, BaseException, object]) -> None:
-        error = info[1]
-        if not (isinstance(error, OSError) and error.errno == errno.ENOENT):
-            _log.warning("cannot remove %s: %s", name, error)
+    Never raises: whoever calls it has done, or failed at, what matters. Trouble that stays is
+    logged.
+    """
+    for attempt in range(_PASSES):
+        troubles: list[tuple[str, BaseException]] = []
 
-    shutil.rmtree(path, onerror=note)
+        def note(
+            _call: object,
+            name: str,
+            info: tuple[object, BaseException, object],
+            troubles: list[tuple[str, BaseException]] = troubles,
+        ) -> None:
+            if not (isinstance(info[1], OSError) and info[1].errno == errno.ENOENT):
+                troubles.append((name, info[1]))
+
+        shutil.rmtree(path, onerror=note)
+        if not troubles:
+            return
+        # ESTALE and EBUSY pass (a peer's rename, a file that somebody still has open on NFS).
+        if attempt < _PASSES - 1:
+            time.sleep(0.02 * 2**attempt)
+    _log.warning("cannot remove %s: %s", *troubles[0])

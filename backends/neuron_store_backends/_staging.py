@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Staging", "sync_directory", "with_digests"]
 
 _FLUSHED_AT_ONCE = 64
+_TRIES = 3
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +110,10 @@ class Staging:
         except OSError as error:
             if error.errno == errno.EXDEV:
                 return False
-            raise
+            # NFS reports an error for a rename that worked, when its reply was lost; the name
+            # being random, what lies there is the source.
+            if not os.path.lexists(self.path):
+                raise
         self._taken = True
         _remove_record(self.path)
         files, mask, group = [], umask(), group_of(os.path.dirname(self.path))
@@ -131,7 +136,12 @@ class Staging:
         return True
 
     def _copy(self) -> None:
-        os.mkdir(self.path)
+        try:
+            os.mkdir(self.path)
+        except FileExistsError:
+            # The name is random: our own, a retransmitted NFS request having met its own success.
+            if os.listdir(self.path):
+                raise
         files = []
         for file in self.artifact.files:
             step("stage.copy")
@@ -153,13 +163,23 @@ class Staging:
         if self._done:
             return
         if self._taken:
+            self._put_back()
+        elif os.path.lexists(self.path):
+            remove_tree(self.path)
+
+    def _put_back(self) -> None:
+        for attempt in range(_TRIES):
             try:
                 _remove_record(self.path)
                 os.rename(self.path, self._source)
             except OSError as error:
-                _log.warning("%s stays at %s: %s", self._source, self.path, error)
-        elif os.path.lexists(self.path):
-            remove_tree(self.path)
+                if not os.path.lexists(self.path):
+                    return  # it worked, and the reply was lost
+                if attempt == _TRIES - 1:
+                    _log.warning("%s stays at %s: %s", self._source, self.path, error)
+                time.sleep(0.02 * 2**attempt)
+            else:
+                return
 
 
 def _remove_record(directory: str) -> None:

@@ -159,6 +159,7 @@ class ConditionalStore(ArtifactStore):
         check_key(key)
         require_empty(into)
         pauses = iter(_PATIENCE)
+        step("fetch.look")
         for _ in range(_ROUNDS):
             found = self._record(key)
             if found is None:
@@ -192,6 +193,7 @@ class ConditionalStore(ArtifactStore):
         raise ArtifactNotFound(key, self.location)
 
     def _fetch(self, artifact: Artifact, inline: Mapping[str, bytes], into: Path) -> Artifact:
+        step("fetch.copy")
         key = artifact.key
         afar = {self.payload_path(key, f): f for f in artifact.files if f.name not in inline}
         done = {

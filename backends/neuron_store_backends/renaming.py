@@ -146,11 +146,13 @@ class RenamingStore(ArtifactStore):
             files = []
             empty_directory(into)
             for file in artifact.files:
+                step("fetch.copy")
                 with os.fdopen(entry.open(file.name), "rb", buffering=0) as stream:
                     files.append(self._copy(stream, into, file, key))
             return attrs.evolve(artifact, files=tuple(files))
 
         require_empty(into)
+        step("fetch.look")
         with self._trouble("fetch", key):
             try:
                 return self._read(key, use)
@@ -229,11 +231,10 @@ class RenamingStore(ArtifactStore):
         """Each committed entry's key, and whether it is complete."""
         with self._trouble("list"):
             try:
-                with os.scandir(self._root) as entries:
-                    names = [e.name for e in entries if is_key(e.name)]
+                names = _again(lambda _attempt: os.listdir(self._root))
             except FileNotFoundError:
                 return
-        for name in names:
+        for name in filter(is_key, names):
             try:
                 if self.find(name) is not None:
                     yield name, True
@@ -247,12 +248,23 @@ class RenamingStore(ArtifactStore):
     def publish(self, artifact: Artifact, source: Path, *, consume: bool = False) -> Publication:
         artifact = attrs.evolve(check_artifact(artifact), write_id=new_write_id())
         with self._trouble("publish", artifact.key):
-            step("publish.look")
-            judged = self._judge(artifact, source)
-            if judged in {Publication.PRESENT, Publication.CONFLICT}:
-                return judged
-            with Staging(self._root, artifact, source, consume=consume) as staging:
-                return self._commit(staging)
+
+            def once(attempt: int) -> Publication:
+                if attempt and self._is_ours(artifact):
+                    # The try before got as far as the rename, and then met trouble that passed.
+                    sync_directory(self._root)
+                    return Publication.CREATED
+                return self._publish_once(artifact, source, consume=consume)
+
+            return _again(once)
+
+    def _publish_once(self, artifact: Artifact, source: Path, *, consume: bool) -> Publication:
+        step("publish.look")
+        judged = self._judge(artifact, source)
+        if judged in {Publication.PRESENT, Publication.CONFLICT}:
+            return judged
+        with Staging(self._root, artifact, source, consume=consume) as staging:
+            return self._commit(staging)
 
     def _judge(self, artifact: Artifact, source: Path) -> Publication | None:
         """What a publish meets: PRESENT, CONFLICT, REPAIRED (it must repair), None (nothing)."""
@@ -397,25 +409,33 @@ class RenamingStore(ArtifactStore):
             regret: asked right after it was hidden: shall it come back?
         """
         with self._trouble("delete", key):
-            target = f"{self._root}/.staging/{key}.{uuid.uuid4().hex}"
-            try:
-                with Entry(self._root, key) as entry:
-                    if not self._holds_artifact(entry):
-                        return None
-                    make_container(self._root, ".staging")
-                    step("delete.hide")
-                    wanted = still or (lambda _entry: True)
-                    gone = claim_and_move(entry, target, still=lambda: wanted(entry))
-                    if gone and regret is not None and regret() and put_back(entry, target):
-                        return None
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            if not gone:
-                return None
-            step("delete.free")
-            size = tree_facts(target).size
-            remove_tree(target)
-            return size
+            return _again(lambda _attempt: self._take_away_once(key, still, regret))
+
+    def _take_away_once(
+        self,
+        key: str,
+        still: Callable[[Entry], bool] | None,
+        regret: Callable[[], bool] | None,
+    ) -> int | None:
+        target = f"{self._root}/.staging/{key}.{uuid.uuid4().hex}"
+        try:
+            with Entry(self._root, key) as entry:
+                if not self._holds_artifact(entry):
+                    return None
+                make_container(self._root, ".staging")
+                step("delete.hide")
+                wanted = still or (lambda _entry: True)
+                gone = claim_and_move(entry, target, still=lambda: wanted(entry))
+                if gone and regret is not None and regret() and put_back(entry, target):
+                    return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not gone:
+            return None
+        step("delete.free")
+        size = tree_facts(target).size
+        remove_tree(target)
+        return size
 
     def holds_artifact(self, key: str) -> bool:
         """Whether a committed entry, be it damaged, is under the key."""
@@ -467,6 +487,21 @@ class RenamingStore(ArtifactStore):
             raise TierError(
                 self.location, operation, _remedy(error), key=key, code=error.errno
             ) from error
+
+
+def _again(act: Callable[[int], _T]) -> _T:
+    """What `act` gives, tried again while its trouble is of the kind that passes.
+
+    It gets the number of the try, from 0.
+    """
+    for attempt in range(_TRIES - 1):
+        try:
+            return act(attempt)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            time.sleep(0.02 * 2**attempt)
+    return act(_TRIES - 1)
 
 
 def _remedy(error: OSError) -> str:

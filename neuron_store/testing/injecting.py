@@ -1,0 +1,398 @@
+"""Every fault at every point of an operation, each judged afterwards by a client without faults.
+
+    report = inject_files(PUBLISH, lambda place: PosixStore(place), tmp_path)
+    print(report)          # publish: 412 points, ...
+    assert not report.failures
+
+An operation is two functions, so a new one is a line:
+
+    LEASE = Operation("lease", lambda store, bench: store.lease(bench.key, 30).release())
+
+What is judged after each point, whatever the operation was: nothing torn is seen; what was told to
+be there is there; nothing half-made is visible; the key can be published, deleted and published
+again; only errors of `neuron_store.errors` came out; a source that was not taken over is untouched.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neuron_store import steps
+from neuron_store.abc import Publication
+from neuron_store.errors import ArtifactCorrupt, NeuronStoreError, TierError
+from neuron_store.testing.faulty_files import FaultyFiles, FileFault, faults_for
+from neuron_store.testing.killing import run_killed_at
+from neuron_store.testing.samples import make_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from neuron_store.abc import ArtifactStore
+    from neuron_store.artifact import Artifact
+
+__all__ = [
+    "DELETE",
+    "FETCH",
+    "GET",
+    "HOW",
+    "OPERATIONS",
+    "PUBLISH",
+    "PUBLISH_AGAIN",
+    "PUBLISH_CONSUMING",
+    "PUBLISH_OTHER",
+    "Bench",
+    "Injected",
+    "Operation",
+    "inject_files",
+    "inject_steps",
+]
+
+FILES = {"graph.hlo": b"graph" * 99, "folder/graph.neff": b"executable" * 999, "empty": b""}
+HOW = ("kill", "raise", "interrupt")
+"""What can befall a process at a step: SIGKILL, an error, Ctrl-C."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Stands for Ctrl-C: no `Exception`, so only clean-up code sees it pass."""
+
+
+@attrs.frozen
+class Bench:
+    """What an operation is done with at one point: one key, its files, and room."""
+
+    place: Path
+    key: str
+    contents: Mapping[str, bytes]
+    artifact: Artifact
+    source: Path
+    other: tuple[Artifact, Path]
+    """The same key with other bytes."""
+    into: Path
+
+    @classmethod
+    def at(cls, place: Path, number: int) -> Bench:
+        """A new one in the new directory `place`."""
+        key = hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()
+        artifact, source = make_source(place / "source", key, FILES)
+        into = place / "into"
+        into.mkdir()
+        other = make_source(place / "other", key, {**FILES, "graph.hlo": b"other"})
+        return cls(place, key, FILES, artifact, source, other, into)
+
+    def publish(self, store: ArtifactStore) -> Publication:
+        """Publish the files as they are."""
+        return store.publish(self.artifact, self.source)
+
+
+@attrs.frozen
+class Operation:
+    """One operation of a tier, as the harness runs it."""
+
+    name: str
+    act: Callable[[ArtifactStore, Bench], object]
+    begin: Callable[[ArtifactStore, Bench], object] = lambda _store, _bench: None
+    """What is there before it."""
+    damaged: bool = False
+    """What is there before is damaged, and may be found so until it is repaired."""
+    consumes: bool = False
+    """The source directory may be gone afterwards, if the artifact is in the tier instead."""
+
+
+PUBLISH = Operation("publish", lambda store, bench: bench.publish(store))
+PUBLISH_CONSUMING = Operation(
+    "publish, consuming",
+    lambda store, bench: store.publish(bench.artifact, bench.source, consume=True),
+    consumes=True,
+)
+PUBLISH_AGAIN = Operation(
+    "publish the same again",
+    lambda store, bench: bench.publish(store),
+    lambda store, bench: bench.publish(store),
+)
+PUBLISH_OTHER = Operation(
+    "publish where others were first",
+    lambda store, bench: bench.publish(store),
+    lambda store, bench: store.publish(*bench.other),
+)
+FETCH = Operation(
+    "fetch",
+    lambda store, bench: store.fetch(bench.key, bench.into),
+    lambda store, bench: bench.publish(store),
+)
+DELETE = Operation(
+    "delete",
+    lambda store, bench: store.delete(bench.key),
+    lambda store, bench: bench.publish(store),
+)
+GET = Operation(
+    "get",
+    lambda store, bench: store.get(bench.key),
+    lambda store, bench: bench.publish(store),
+)
+OPERATIONS = (PUBLISH, PUBLISH_CONSUMING, PUBLISH_AGAIN, PUBLISH_OTHER, FETCH, DELETE)
+"""What every tier is put through; `GET` too where there is a local side."""
+
+
+@attrs.define
+class Injected:
+    """What came of one operation."""
+
+    operation: str
+    points: int = 0
+    """Faults that were injected, each in a run of its own."""
+    places: list[str] = attrs.field(factory=list)
+    """The steps or calls they were injected at."""
+    survived: int = 0
+    """Runs that succeeded in spite of the fault."""
+    failures: list[str] = attrs.field(factory=list)
+    """Broken promises."""
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.operation}: {self.points} points injected at {len(self.places)} places, "
+            f"{self.survived} survived, {len(self.failures)} promises broken"
+        )
+        return "\n  ".join([text, *self.failures])
+
+
+def inject_files(
+    operation: Operation,
+    open_at: Callable[[Path], ArtifactStore],
+    workspace: Path,
+    *,
+    faults: Callable[[list[tuple[str, str]]], Iterable[FileFault]] = faults_for,
+    leftovers: Callable[[Path], Iterable[str]] = lambda _root: (),
+) -> Injected:
+    """Every file fault at every call below the tier's root, one run for each.
+
+    Args:
+        operation: what is done.
+        open_at: opens the tier at a new directory.
+        workspace: an empty directory to work in.
+        faults: which faults, given the calls of a run without any.
+        leftovers: what an attempt should have cleaned up below the root and did not; asked after
+            faults that passed.
+    """
+    report = Injected(operation.name)
+    bench, root = _new(workspace, 0)
+    with open_at(root) as store:
+        operation.begin(store, bench)
+        with FaultyFiles(root) as counted:
+            operation.act(store, bench)
+    report.places = [f"{call} {os.path.relpath(path, root)}" for call, path in counted.calls]
+    for number, fault in enumerate(faults(counted.calls), 1):
+        bench, root = _new(workspace, number)
+        with open_at(root) as store:
+            operation.begin(store, bench)
+            with FaultyFiles(root, fault) as files:
+                outcome = _outcome(operation, store, bench)
+        report.points += bool(files.injected)
+        report.survived += not isinstance(outcome, BaseException)
+        wrong = _judge(operation, open_at, root, bench, outcome)
+        if not (fault.lasting or fault.kill):
+            wrong += [f"left behind: {name}" for name in leftovers(root)]
+        report.failures += [
+            f"{fault} ({report.places[fault.at - 1]}): {each} [{outcome!r}]" for each in wrong
+        ]
+        shutil.rmtree(workspace / str(number), ignore_errors=True)
+    return report
+
+
+def inject_steps(
+    operation: Operation,
+    open_at: Callable[[Path], ArtifactStore],
+    workspace: Path,
+    *,
+    how: Iterable[str] = HOW,
+) -> Injected:
+    """A kill, an error and an interrupt before every numbered step, one run for each.
+
+    Args:
+        operation: what is done.
+        open_at: opens a new, empty tier; a directory of its own is offered to it.
+        workspace: an empty directory to work in.
+        how: of `HOW`. Without "kill" for a tier that lives in this process.
+    """
+    report = Injected(operation.name)
+    count = itertools.count()
+    for kind in how:
+        for at in itertools.count(1):
+            number = next(count)
+            bench, root = _new(workspace, number)
+            with open_at(root) as store:
+                operation.begin(store, bench)
+            run = _killed if kind == "kill" else _raised
+            step, outcome = run(operation, open_at, root, bench, at=at, kind=kind)
+            if step is None:
+                break
+            report.points += 1
+            if step not in report.places:
+                report.places.append(step)
+            report.survived += not isinstance(outcome, BaseException)
+            wrong = _judge(operation, open_at, root, bench, outcome)
+            report.failures += [f"{kind} at {step} ({at}): {each} [{outcome!r}]" for each in wrong]
+            shutil.rmtree(workspace / str(number), ignore_errors=True)
+    return report
+
+
+def _new(workspace: Path, number: int) -> tuple[Bench, Path]:
+    place = workspace / str(number)
+    place.mkdir(parents=True)
+    # Not below the bench: its calls are not the tier's.
+    return Bench.at(place / "bench", number), place / "tier"
+
+
+def _outcome(operation: Operation, store: ArtifactStore, bench: Bench) -> object:
+    try:
+        return operation.act(store, bench)
+    except (Exception, Interrupted) as error:  # noqa: BLE001  (judged below)
+        return error
+
+
+def _raised(
+    operation: Operation,
+    open_at: Callable[[Path], ArtifactStore],
+    root: Path,
+    bench: Bench,
+    *,
+    at: int,
+    kind: str,
+) -> tuple[str | None, object]:
+    seen: list[str] = []
+    caller = threading.current_thread()
+
+    def hook(name: str) -> None:
+        seen.append(name)
+        if len(seen) == at:
+            # Ctrl-C arrives in the thread that called, and in no worker of the tier's.
+            if kind == "interrupt" and threading.current_thread() is caller:
+                raise Interrupted(name)
+            raise TierError("test", "step", "injected", key=bench.key, code=errno.EIO)
+
+    with open_at(root) as store:
+        steps.set_hook(hook)
+        try:
+            outcome = _outcome(operation, store, bench)
+        finally:
+            steps.set_hook(None)
+    return (seen[at - 1] if len(seen) >= at else None), outcome
+
+
+def _killed(
+    operation: Operation,
+    open_at: Callable[[Path], ArtifactStore],
+    root: Path,
+    bench: Bench,
+    *,
+    at: int,
+    kind: str,
+) -> tuple[str | None, object]:
+    del kind
+
+    def child() -> None:
+        with open_at(root) as store:
+            operation.act(store, bench)
+
+    ended = run_killed_at(child, at)
+    if ended.error is not None:
+        return ended.step or "?", AssertionError(ended.error)
+    return ended.step, Interrupted("killed")
+
+
+def _judge(
+    operation: Operation,
+    open_at: Callable[[Path], ArtifactStore],
+    root: Path,
+    bench: Bench,
+    outcome: object,
+) -> list[str]:
+    """The promises that were broken, in words."""
+    wrong = []
+    if isinstance(outcome, BaseException) and not isinstance(
+        outcome, (NeuronStoreError, Interrupted)
+    ):
+        wrong.append(f"a foreign error escaped: {outcome!r}")
+    # A process that is killed while it holds the source cannot give it back.
+    source_left = not operation.consumes or bench.source.exists()
+    if source_left and _tree(bench.source) != dict(bench.contents):
+        wrong.append(f"the source was touched: {sorted(_tree(bench.source))}")
+    try:
+        with open_at(root) as store:
+            wrong += _judge_tier(store, bench, outcome, operation, source_left=source_left)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the key is stuck)
+        wrong.append(f"the key is stuck: {error!r}")
+    return wrong
+
+
+def _judge_tier(
+    store: ArtifactStore,
+    bench: Bench,
+    outcome: object,
+    operation: Operation,
+    *,
+    source_left: bool,
+) -> list[str]:
+    wrong = []
+    found, fine = None, {Publication.CREATED}
+    try:
+        found = store.find(bench.key)
+    except ArtifactCorrupt as error:
+        fine = {Publication.REPAIRED}
+        if not operation.damaged or isinstance(outcome, Publication):
+            wrong.append(f"something torn is visible: {error}")
+    if isinstance(outcome, Publication) and found is None:
+        wrong.append(f"{outcome.name} was lost")
+    if isinstance(outcome, Path) and _tree(outcome, hidden=False) != dict(bench.contents):
+        wrong.append("get gave something else")
+    if outcome is True and found is not None:
+        wrong.append("delete said True, and the artifact is there")
+    killed = isinstance(outcome, Interrupted) and outcome.args == ("killed",)
+    if found is None and not source_left and not killed:
+        wrong.append("the source is gone, and nothing is in the tier")
+    if found is not None:
+        into = bench.place / "judged"
+        into.mkdir()
+        store.fetch(bench.key, into)
+        whole = [dict(bench.contents), {**bench.contents, "graph.hlo": b"other"}]
+        if _tree(into) not in whole:
+            wrong.append("a torn artifact was fetched")
+    if found is None and bench.key in list(store.keys()):
+        wrong.append("a key is listed that is not there")
+    return wrong + _judge_next_life(store, bench, fine, found=found is not None)
+
+
+def _judge_next_life(
+    store: ArtifactStore, bench: Bench, fine: set[Publication], *, found: bool
+) -> list[str]:
+    """The key must go through a whole life again, whatever lies in its way."""
+    wrong = []
+    artifact, source = make_source(bench.place / "again", bench.key, bench.contents)
+    answer = store.publish(artifact, source)
+    if found:
+        fine = {Publication.PRESENT, Publication.CONFLICT}
+    if answer not in fine:
+        wrong.append(f"the next publish answered {answer.name}")
+    store.verify(bench.key)
+    if not store.delete(bench.key) or store.find(bench.key) is not None:
+        wrong.append("it cannot be deleted")
+    if store.publish(artifact, source) is not Publication.CREATED:
+        wrong.append("it cannot be published again")
+    store.verify(bench.key)
+    return wrong
+
+
+def _tree(directory: Path, *, hidden: bool = True) -> dict[str, Any]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and (hidden or not path.name.startswith("."))
+    }
