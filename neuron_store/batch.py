@@ -171,7 +171,7 @@ def read_jobs(file: str | os.PathLike[str], *, inline: bool = False) -> list[Com
     """
     path = Path(file)
     try:
-        lines = read_input(path, "jobs file", _LARGEST_FILE).decode().splitlines()
+        lines = read_input(path, "jobs file", _LARGEST_FILE).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(f"jobs file {path} cannot be read: {error}") from error
     jobs = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 
-from neuron_store.compiler_flags import NEURONX_CC, canonical_flags, parse_flags
+from neuron_store.compiler_flags import NEURONX_CC, canonical_flags, check_flags, parse_flags
 from neuron_store.compilers import _hlo
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._neuron_target import resolve_target
@@ -108,6 +108,8 @@ class NeuronxCompiler:
         Raises:
             ConfigError: an unreadable graph, unusable flags, no target, no compiler.
         """
+        # By themselves: one that ends without its value must not take the variable's first for it.
+        check_flags(flags)
         wanted = parse_flags(flags) + parse_flags(os.environ.get(CC_FLAGS, ""))
         target = resolve_target([token for flag in wanted for token in flag.tokens])
         passed = [
