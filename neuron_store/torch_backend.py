@@ -8,6 +8,7 @@ On a hit nothing is lowered, and neither JAX nor a compiler is imported.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from neuron_store._backend_options import BackendOptions
-from neuron_store._torch_graph import CachedGraph, warn_once
+from neuron_store._once import warn_once
+from neuron_store._torch_graph import CachedGraph
 from neuron_store.abc import ArtifactStore
 from neuron_store.compiler_flags import parse_flags
 from neuron_store.coordinator import CompileCoordinator
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 __all__ = ["BackendOptions", "neuron_store"]
+
+_log = logging.getLogger("neuron_store.torch")
 
 
 def neuron_store(
@@ -68,7 +72,7 @@ def _compiled(
     if refusal is not None:
         if options.fallback == "error":
             return _boxed(functools.partial(_raise, refusal))
-        warn_once(f"a graph runs eagerly: {refusal}")
+        warn_once(_log, f"a graph runs eagerly: {refusal}")
         return _boxed(gm.forward)
     flags = _flags(name, options.compiler_flags)
     components: Mapping[str, Any] | None
@@ -80,7 +84,7 @@ def _compiled(
             "lowering": f"{lowering_version()} {_jax_versions()}",
         }
     except Unkeyable as error:
-        warn_once(f"a graph is compiled without the cache: {error}")
+        warn_once(_log, f"a graph is compiled without the cache: {error}")
         components = None
     return _boxed(
         CachedGraph(

@@ -19,7 +19,7 @@ from neuron_store.compiler_flags import NEURONX_CC, canonical_flags, check_flags
 from neuron_store.compilers import _hlo
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._neuron_target import resolve_target
-from neuron_store.compilers._process import ended, plain_environment, run_compiler, tail
+from neuron_store.compilers._process import disk_full, ended, plain_environment, run_compiler, tail
 from neuron_store.errors import ArtifactCorrupt, CompileError, ConfigError, Unsupported
 from neuron_store.job import CompileJob
 from neuron_store.key import (
@@ -281,11 +281,12 @@ class _NeuronxCompile:
             reason = "internal compiler error (status 70)"
         else:
             reason = ended(status)
+        full = disk_full(build, both)
         raise self._failure(
-            reason,
+            f"{reason}; {full}" if full else reason,
             status=status,
             log_tail=said or tail(printed),
-            permanent=status > 0 and _USAGE.search(both) is not None,
+            permanent=full is not None or (status > 0 and _USAGE.search(both) is not None),
         )
 
     def _checked(self, neff: Path) -> int:

@@ -81,6 +81,19 @@ class TestIree:
         assert "last lines of the compiler" in result.stderr
         assert result.stdout.split("\t")[1] == "failed"
 
+    @pytest.mark.parametrize("jobs", [False, True])
+    def test_a_root_that_cannot_be_made_is_a_setting_to_put_right(
+        self, command, graph, tmp_path, jobs
+    ):
+        (tmp_path / "jobs").write_text(json.dumps({"compiler": "iree", "graph": graph.name}))
+        what = ["--jobs", tmp_path / "jobs"] if jobs else [graph]
+        result = command("compile", *what, env={"VLLM_CACHE_ROOT": "/proc/x"})
+        assert result.returncode == 2
+        assert "error: VLLM_CACHE_ROOT='/proc/x' (environment): /proc/x/neuron" in result.stderr
+        result = command("--local", "/proc/x", "compile", *what)
+        assert result.returncode == 2
+        assert "error: the local tier's root /proc/x cannot be written: No such" in result.stderr
+
     def test_compiling_forbidden_is_an_honest_no(self, command, places, graph):
         env = {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
         options = ["--local", places.local, "--tier", places.shared]

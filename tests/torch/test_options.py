@@ -79,6 +79,13 @@ def test_a_key_refuses_a_component_whose_name_is_no_text():
         graph_components(graph, compiler="iree", compiler_version="1", extra={1: 2})
 
 
+@torch.no_grad()
+def test_a_root_that_cannot_be_made_names_the_variable(cache, monkeypatch):
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/proc/x")
+    with pytest.raises(ConfigError, match="VLLM_CACHE_ROOT='/proc/x'"):
+        torch.compile(mlp(), backend="neuron_store")(torch.randn(3, 16))
+
+
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("how", [lambda p: p, lambda p: [p, p.with_name("other")]])
