@@ -15,10 +15,12 @@ import torch
 
 from neuron_store._fx_outputs import output_plan
 from neuron_store._fx_symbols import concrete, is_symbolic
-from neuron_store.errors import CompileError, UnsupportedOperator
+from neuron_store._once import warn_once
+from neuron_store.errors import CompileError, TierError, UnsupportedOperator
 from neuron_store.job import CompileJob
 from neuron_store.key import compute_key
 from neuron_store.manifest.ledger import record_graph
+from neuron_store.settings import local_root_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,19 +30,11 @@ if TYPE_CHECKING:
     from neuron_store.compilers import Compiler
     from neuron_store.coordinator import CompileCoordinator
 
-__all__ = ["CachedGraph", "warn_once"]
+__all__ = ["CachedGraph"]
 
 _log = logging.getLogger("neuron_store.torch")
-_warned: set[str] = set()
 # Marks a refusal of the lowering in a CompileError, which reaches every rank that waited.
 _LOWERING = "neuron_store.lowering"
-
-
-def warn_once(message: str) -> None:
-    """Log a warning unless this process has logged the same one."""
-    if message not in _warned:
-        _warned.add(message)
-        _log.warning("%s", message)
 
 
 class CachedGraph:
@@ -97,7 +91,7 @@ class CachedGraph:
                     raise
                 if not self._eager_on_refusal:
                     raise UnsupportedOperator(*_refused(error)) from error
-                warn_once(f"a graph runs eagerly: {error.reason}")
+                warn_once(_log, f"a graph runs eagerly: {error.reason}")
                 self._eager = True
                 return list(self._gm(*args))
         return program(args)
@@ -131,7 +125,10 @@ class CachedGraph:
         )
         # Every rank that traced the graph says so, whoever of them compiles it.
         record_graph(key, _rank, lambda: [a for a in args if hasattr(a, "shape")], self._flags)
-        return self._entry(self._coordinator().get_or_compile(job))
+        try:
+            return self._entry(self._coordinator().get_or_compile(job))
+        except TierError as error:
+            raise local_root_refused(error) from error
 
     def _entry(self, path: Path) -> Callable[..., Any]:
         if self._compiler.name != "iree":

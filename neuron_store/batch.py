@@ -16,11 +16,11 @@ import attrs
 from neuron_store.compilers._graph import read_graph, read_input
 from neuron_store.compilers._process import interrupt_compiles
 from neuron_store.coordinator import CompileCoordinator
-from neuron_store.errors import CompileError, ConfigError, NeuronStoreError
+from neuron_store.errors import CompileError, ConfigError, NeuronStoreError, TierError
 from neuron_store.opening import open_store
 from neuron_store.policy import CompilePolicy
 from neuron_store.registry import get_compiler
-from neuron_store.settings import load_settings
+from neuron_store.settings import load_settings, local_root_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,6 +145,9 @@ def get_or_compile(
         # A coordinator for each job, so that its counts are this job's.
         coordinator = CompileCoordinator(store, policy)
         path = coordinator.get_or_compile(job)
+    except TierError as error:
+        refused = local_root_refused(error)
+        return JobOutcome(job.key, "failed", time.monotonic() - began, error=refused)
     except NeuronStoreError as error:
         return JobOutcome(job.key, "failed", time.monotonic() - began, error=error)
     except Exception as error:  # noqa: BLE001  (one job's bug must not stop the others)
@@ -171,7 +174,7 @@ def read_jobs(file: str | os.PathLike[str], *, inline: bool = False) -> list[Com
     """
     path = Path(file)
     try:
-        lines = read_input(path, "jobs file", _LARGEST_FILE).decode().splitlines()
+        lines = read_input(path, "jobs file", _LARGEST_FILE).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(f"jobs file {path} cannot be read: {error}") from error
     jobs = []

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,13 +14,14 @@ import attrs
 from neuron_store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = [
     "NEURONX_CC",
     "Flag",
     "FlagDialect",
     "canonical_flags",
+    "check_flags",
     "last_value",
     "manifest_flags",
     "parse_flags",
@@ -57,6 +59,8 @@ class FlagDialect:
     """Options that say where on this machine something lies. They are in no key."""
     wrapper: frozenset[str] = frozenset()
     """Options of a wrapper, which never reach the compiler."""
+    log: frozenset[str] = frozenset()
+    """Options that say only how much is told of the work. They are in no key."""
     opposites: tuple[str, str] | None = None
     """Prefixes that switch one thing on and off; the right-most of the two wins."""
     repeats_add_up: bool = False
@@ -70,6 +74,11 @@ class FlagDialect:
         if self.opposites is not None and name.startswith(self.opposites[1]):
             return self.opposites[0] + name.removeprefix(self.opposites[1])
         return name
+
+    @property
+    def keyless(self) -> frozenset[str]:
+        """Options that do not change the artifact."""
+        return self.machine | self.wrapper | self.log
 
 
 NEURONX_CC = FlagDialect(
@@ -112,6 +121,8 @@ NEURONX_CC = FlagDialect(
     switches=re.compile(r"--(?:enable|disable)-[^=]*\Z|--no_cache\Z|--retry_failed_compilation\Z"),
     machine=frozenset({"--cache_dir", "--dump", "--logfile", "--output", "--tempdir", "--workdir"}),
     wrapper=frozenset({"--cache_dir", "--log_level", "--no_cache", "--retry_failed_compilation"}),
+    # The Neuron stack's own cache (`MODULE_<graph>+<flags>`) has it in no hash either.
+    log=frozenset({"--verbose"}),
     opposites=("--enable-", "--disable-"),
     graph_suffixes=(".hlo", ".hlo.pb", ".hlo_module.pb", ".pb"),
 )
@@ -153,6 +164,30 @@ def parse_flags(flags: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC) -
     return found
 
 
+def check_flags(flags: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC) -> None:
+    """Refuse what no compiler can be given, before a key is made of it.
+
+    Raises:
+        ConfigError: names the flag: a NUL in it, several words in one, an option without the value
+            that it must have; and as `parse_flags`.
+    """
+    for flag in parse_flags(flags, dialect):
+        shown = shlex.join(flag.tokens)[:200]
+        if any("\0" in token for token in flag.tokens):
+            raise ConfigError(f"compiler flag {shown!r} has a NUL character in it; take it out")
+        if flag.name and any(c.isspace() for c in flag.tokens[0].partition("=")[0]):
+            raise ConfigError(
+                f"compiler flag {shown} is several words in one; in a list each word is an item of "
+                "its own"
+            )
+        if flag.name in dialect.valued and flag.value is None:
+            raise ConfigError(f"compiler flag {shown} has no value; write {flag.name}=VALUE")
+        if flag.tokens[0] in dialect.joined and _is_option(flag.value or ""):
+            raise ConfigError(
+                f"compiler flag {shown}: {flag.value} is no value; write {flag.name}=VALUE"
+            )
+
+
 def settled_flags(flags: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC) -> dict[str, str]:
     """What of each option counts in the end, by the name under which it replaces earlier ones.
 
@@ -178,8 +213,8 @@ def canonical_flags(
 
     A list and a string, `--k v` and `--k=v`, synonyms, and any order of different options give the
     same. Of repeats the right-most counts. The order inside a value is kept. Options that name
-    places on this machine, options of a wrapper and the graph's own path are left out; from any
-    other value the paths below a home, cache, work or temporary directory are.
+    places on this machine or the detail of a log, options of a wrapper and the graph's own path are
+    left out; from any other value the paths below a home, cache, work or temporary directory are.
 
     Args:
         flags: what the compiler gets.
@@ -187,8 +222,9 @@ def canonical_flags(
         dialect: how the compiler reads them.
 
     Raises:
-        ConfigError: as `parse_flags`.
+        ConfigError: as `check_flags`.
     """
+    check_flags(flags, dialect)
     options, arguments = _settled(flags, dialect)
     if target is not None:
         options["--target"] = [f"--target={target}"]
@@ -203,7 +239,7 @@ def _settled(
     arguments: list[str] = []
     home = _machine_paths()
     for index, flag in enumerate(parse_flags(flags, dialect)):
-        if flag.name in dialect.machine or flag.name in dialect.wrapper:
+        if flag.name in dialect.keyless:
             continue
         if flag.name == "":
             assert flag.value is not None
@@ -286,7 +322,7 @@ _ABSOLUTE = re.compile(
 )
 
 
-def _tokens(flags: Sequence[str] | str) -> list[str]:
+def _tokens(flags: object) -> list[str]:
     if isinstance(flags, str):
         try:
             return shlex.split(flags)
@@ -295,6 +331,12 @@ def _tokens(flags: Sequence[str] | str) -> list[str]:
                 f"compiler flags {flags[:200]!r} cannot be split ({error}); balance the quotes, "
                 "or give a list"
             ) from None
+    # A set has no order, and the keys of a mapping are no command line.
+    if not isinstance(flags, Sequence) or isinstance(flags, bytes | bytearray):
+        raise ConfigError(
+            f"compiler flags {flags!r:.200} are {type(flags).__name__}; give a list of strings, "
+            "or one string that is split as a shell would"
+        )
     tokens = list(flags)
     for token in tokens:
         if not isinstance(token, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import errno
 import itertools
 import logging
 import os
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuron_store._once import warn_once
 from neuron_store.abc import ArtifactStore, HolderNote, KeyLock, Lease, Publication, TierAnswer
 from neuron_store.artifact import MAX_RECORD_BYTES, RECORD_NAME, Artifact, load_record
 from neuron_store.errors import (
@@ -111,7 +113,7 @@ class CompileCoordinator:
         try:
             path = self._store.path_of(job.key)
         except ArtifactCorrupt as error:
-            _log.warning("%s", error)
+            warn_once(_log, error)
             return None
         if path is not None and job.components:
             _check_components(path, job)
@@ -232,7 +234,7 @@ class CompileCoordinator:
             return None, answers
         except (ArtifactCorrupt, TierError) as error:
             # Trouble with a tier never breaks a compile.
-            _log.warning("%s", error)
+            warn_once(_log, error)
             return None, (TierAnswer(self._store.location, "error", error.reason),)
         if job.components:
             _check_components(path, job)
@@ -332,6 +334,10 @@ def _run(job: CompileJob, scratch: Path) -> Artifact:
         # A rank must not end because a compiler's library thinks that it is a program.
         raise CompileError(job.key, f"the compile called sys.exit({error.code!r})") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            # A second attempt would find the same disk.
+            reason = f"disk full: {error} (working in {scratch}); free space there"
+            raise CompileError(job.key, reason, permanent=True) from error
         raise CompileError(job.key, f"{type(error).__name__}: {error}") from error
 
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store._clusters import Patience, check_ray
 from neuron_store.batch import JobOutcome, Precompiled, Progress, get_or_compile
 from neuron_store.errors import CompileError, ConfigError, MissingExtra, NeuronStoreError
 from neuron_store.opening import open_store
+from neuron_store.registry import check_tier_url
 from neuron_store.settings import load_settings
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ __all__ = ["EXECUTORS", "precompile_on"]
 
 EXECUTORS = ("dask", "ray")
 """Names that `precompile_on` takes; each is an extra."""
+
+_PAUSE = 0.1
 
 
 def precompile_on(
@@ -57,23 +61,33 @@ def precompile_on(
         The summary; no outcome has a path, since nothing was brought to this node.
 
     Raises:
-        ConfigError: an unknown executor, no shared tier, no cluster at the address.
+        ConfigError: an unknown executor, no shared tier that can be written, no cluster at the
+            address, or none of its workers there for `NEURON_LIBTORCH_COMPILATION_TIMEOUT`.
         MissingExtra: the executor's package is not installed.
     """
     runners = {"ray": _on_ray, "dask": _on_dask}
     if executor not in runners:
         raise ConfigError(f"no executor {executor!r}; known: {', '.join(EXECUTORS)}")
-    shared = tuple(load_settings().tiers if tiers is None else tiers)
+    settings = load_settings()
+    shared = tuple(check_tier_url(t) for t in (settings.tiers if tiers is None else tiers))
     if not shared:
         raise ConfigError(
             f"executor {executor} needs a shared tier, where the results meet; set "
             "NEURON_STORE_TIERS to one that every worker reaches"
         )
+    if all(url.read_only for url in shared):
+        told = ", ".join(url.location for url in shared)
+        raise ConfigError(
+            f"executor {executor}: every shared tier is read-only ({told}), and the results meet "
+            "in one; give a tier that can be written"
+        )
     distinct = list({job.key: job for job in jobs}.values())
     began = time.monotonic()
     outcomes: dict[str, JobOutcome] = {}
     # Closed whatever happens, so that an interrupt here cancels what still runs there.
-    with contextlib.closing(runners[executor](distinct, shared, address)) as finished:
+    with contextlib.closing(
+        runners[executor](distinct, shared, address, settings.policy.timeout)
+    ) as finished:
         for outcome in finished:
             outcomes[outcome.key] = outcome
             if progress is not None:
@@ -96,7 +110,7 @@ def _now(outcomes: dict[str, JobOutcome], total: int, seconds: float, last: JobO
     )
 
 
-def _compile_there(job: CompileJob, tiers: tuple[str | TierURL, ...]) -> JobOutcome:
+def _compile_there(job: CompileJob, tiers: tuple[TierURL, ...]) -> JobOutcome:
     """Runs on a worker: the artifact in every shared tier, and how that went."""
     try:
         with open_store(tiers) as store:
@@ -121,29 +135,35 @@ def _package(name: str, executor: str) -> Any:
 
 
 def _on_ray(
-    jobs: Sequence[CompileJob], tiers: tuple[str | TierURL, ...], address: str | None
+    jobs: Sequence[CompileJob], tiers: tuple[TierURL, ...], address: str | None, limit: float
 ) -> Generator[JobOutcome, None, None]:
     ray = _package("ray", "ray")
     ours = not ray.is_initialized()
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
     if ours:
+        check_ray(where)
         try:
-            ray.init(
-                address=address or os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False
-            )
+            ray.init(address=where, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"no Ray cluster at {address or 'RAY_ADDRESS'} ({error}); start one, or give its "
-                "address"
+                f"no Ray cluster at {where} ({error}); start one, or give its address"
             ) from error
+    # A job asks for one of the cluster's CPUs, and a head alone may offer none.
+    patience = Patience(
+        f"Ray cluster {where}", lambda: ray.cluster_resources().get("CPU", 0), limit
+    )
     waiting: dict[Any, CompileJob] = {}
     try:
         task = ray.remote(num_cpus=1, max_retries=1)(_compile_there)
         waiting = {task.remote(job, tiers): job for job in jobs}
         while waiting:
-            (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
-            job = waiting.pop(ready)
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=patience.first_look)
+            if not ready:
+                patience.wait()
+                continue
+            job = waiting.pop(ready[0])
             try:
-                yield ray.get(ready)
+                yield ray.get(ready[0])
             except ray.exceptions.RayError as error:
                 yield _lost(job, error)
     finally:
@@ -154,7 +174,7 @@ def _on_ray(
 
 
 def _on_dask(
-    jobs: Sequence[CompileJob], tiers: tuple[str | TierURL, ...], address: str | None
+    jobs: Sequence[CompileJob], tiers: tuple[TierURL, ...], address: str | None, limit: float
 ) -> Generator[JobOutcome, None, None]:
     distributed = _package("distributed", "dask")
     client, ours = _dask_client(distributed, address)
@@ -162,7 +182,16 @@ def _on_dask(
     try:
         # Not "pure": a key that Dask remembers from an earlier run says nothing about the tiers.
         waiting = {client.submit(_compile_there, job, tiers, pure=False): job for job in jobs}
-        for future in distributed.as_completed(list(waiting), loop=client.loop):
+        patience = Patience(
+            f"Dask scheduler {client.scheduler.address}", lambda: len(client.nthreads()), limit
+        )
+        finished = distributed.as_completed(list(waiting), loop=client.loop)
+        while not finished.is_empty():
+            if not finished.has_ready():
+                patience.wait()
+                time.sleep(_PAUSE)
+                continue
+            future = next(finished)
             job = waiting.pop(future)
             error = future.exception()
             yield _lost(job, error) if error is not None else future.result()

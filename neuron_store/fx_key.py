@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-__all__ = ["graph_components", "installed_version", "normal_groups", "source_digest"]
+__all__ = [
+    "extra_components",
+    "graph_components",
+    "installed_version",
+    "normal_groups",
+    "source_digest",
+]
 
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -60,6 +66,7 @@ def graph_components(
         ConfigError: an extra component is not a plain value.
     """
     extra = {} if extra is None else extra
+    more = extra_components(extra)
     text = GraphText(known_operators=[n[3:] for n in extra if n.startswith("op:")])
     inputs = text.inputs(gm, example_inputs)
     structure = text.graph(gm)
@@ -78,9 +85,21 @@ def graph_components(
     nki = installed_version("nki")
     if nki is not None:
         components["kernel_library"] = f"nki {nki}"
-    for name, value in sorted(extra.items()):
-        components[f"extra:{name}"] = _plain(name, value)
-    return components
+    return {**components, **more}
+
+
+def extra_components(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `extra` adds to a graph's components.
+
+    Raises:
+        ConfigError: a name that is no text, or a value that is not plain.
+    """
+    for name in extra:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"extra component {name!r:.200} is named by a {type(name).__qualname__}; use text"
+            )
+    return {f"extra:{name}": _plain(name, extra[name]) for name in sorted(extra)}
 
 
 def normal_groups(groups: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
     from neuron_store.compilers import Compiler
 
-__all__ = ["get_compiler", "known_compilers", "known_schemes", "open_tier"]
+__all__ = ["check_tier_url", "get_compiler", "known_compilers", "known_schemes", "open_tier"]
 
 TIERS = "neuron_store.tiers"
 COMPILERS = "neuron_store.compilers"
@@ -83,6 +83,20 @@ def known_compilers() -> Sequence[str]:
     return sorted(_entries(COMPILERS))
 
 
+def check_tier_url(url: str | TierURL) -> TierURL:
+    """The address, judged without importing or opening anything.
+
+    Raises:
+        UnknownScheme: no installed package serves the scheme; lists those that are.
+        ConfigError: the URL or one of its options is unusable.
+    """
+    if isinstance(url, str):
+        url = parse_tier_url(url)
+    if url.scheme not in _entries(TIERS):
+        raise UnknownScheme(url.scheme, known_schemes(), _ELSEWHERE.get(url.scheme, ""))
+    return url
+
+
 def open_tier(url: str | TierURL) -> ArtifactStore:
     """Open one tier by its URL or absolute path.
 
@@ -91,10 +105,7 @@ def open_tier(url: str | TierURL) -> ArtifactStore:
         MissingExtra: the package's optional dependency is not installed.
         ConfigError: the URL or one of its options is unusable.
     """
-    if isinstance(url, str):
-        url = parse_tier_url(url)
-    if url.scheme not in _entries(TIERS):
-        raise UnknownScheme(url.scheme, known_schemes(), _ELSEWHERE.get(url.scheme, ""))
+    url = check_tier_url(url)
     factory = cast("TierFactory", _load(TIERS, url.scheme, f"tier {url.location}"))
     store = factory.from_url(url)
     if url.read_only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import logging
 import os
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neuron_store.errors import ConfigError
+from neuron_store.errors import ConfigError, TierError
 from neuron_store.policy import CompilePolicy
 from neuron_store.tier_url import TierURL, parse_tier_url
 from neuron_store.trust import TrustPolicy
@@ -20,12 +21,23 @@ from neuron_store.variables import VARIABLES, Sources, warn_about_strangers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Settings", "compile_cache_dir", "filesystem_type", "load_settings"]
+__all__ = [
+    "Settings",
+    "compile_cache_dir",
+    "filesystem_type",
+    "load_settings",
+    "local_root_refused",
+]
 
 _log = logging.getLogger(__name__)
 
 _SUBDIRECTORY = Path("neuron", "compile_cache")
 _told_about_home = False
+# What only another root puts right.
+_UNUSABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG,
+     errno.ELOOP}
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -121,6 +133,23 @@ def compile_cache_dir(sources: Sources) -> Path:
     _tell_about_home(home, kind, fallback)
     own_directory(fallback)
     return fallback / _SUBDIRECTORY
+
+
+def local_root_refused(error: TierError) -> TierError | ConfigError:
+    """The setting at fault, where the local tier's root cannot be made or written; else `error`."""
+    if error.operation != "scratch" or error.errno not in _UNUSABLE:
+        return error
+    settings = load_settings()
+    if os.fspath(settings.local_root) != error.location:
+        named = f"the local tier's root {error.location}"
+    else:
+        value, origin = settings.values["VLLM_CACHE_ROOT"]
+        named = f"VLLM_CACHE_ROOT={value!r} ({origin})" if value else "the default local root"
+        named += f": {error.location}"
+    return ConfigError(
+        f"{named} cannot be written: {error.reason}; set VLLM_CACHE_ROOT, or --local, to a "
+        "directory that can"
+    )
 
 
 def _user(environ: Mapping[str, str]) -> str:

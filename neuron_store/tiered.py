@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import attrs
 
+from neuron_store._once import warn_once
 from neuron_store._tier_lease import first_lease
 from neuron_store.abc import ArtifactStore, KeyLock, Lease, Publication, TierAnswer, TierReport
 from neuron_store.artifact import Artifact, check_file_name, check_key
@@ -203,7 +204,7 @@ class TieredStore(ArtifactStore):
         try:
             return self.path_of(key)
         except ArtifactCorrupt as error:
-            _log.warning("%s", error)
+            warn_once(_log, error)
             return None
 
     def _bring(self, key: str) -> Path:
@@ -256,7 +257,7 @@ class TieredStore(ArtifactStore):
                 answers.append(TierAnswer(tier.location, "miss"))
             except ArtifactCorrupt as error:
                 health.count(error=1)
-                _log.warning("%s", error)
+                warn_once(_log, error)
                 answers.append(TierAnswer(tier.location, "corrupt", error.reason))
             except ArtifactUntrusted as error:
                 answers.append(self._word_of(tier, error))

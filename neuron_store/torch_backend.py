@@ -8,22 +8,24 @@ On a hit nothing is lowered, and neither JAX nor a compiler is imported.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
-from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from neuron_store._torch_graph import CachedGraph, warn_once
+from neuron_store._backend_options import BackendOptions
+from neuron_store._once import warn_once
+from neuron_store._torch_graph import CachedGraph
 from neuron_store.abc import ArtifactStore
 from neuron_store.compiler_flags import parse_flags
 from neuron_store.coordinator import CompileCoordinator
-from neuron_store.errors import ConfigError, Unkeyable, UnsupportedOperator
+from neuron_store.errors import Unkeyable, UnsupportedOperator
 from neuron_store.fx_key import graph_components, installed_version
+from neuron_store.lowering.decompositions import decompositions
 from neuron_store.lowering.operators import lowering_version, missing_operators
 from neuron_store.opening import open_store
 from neuron_store.registry import get_compiler
@@ -36,61 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOptions", "neuron_store"]
 
-_aten = torch.ops.aten
-# What is left to torch's own decompositions: gradients, which have no rule of their own.
-_DECOMPOSED = (
-    _aten._log_softmax_backward_data,
-    _aten._softmax_backward_data,
-    _aten.elu,
-    _aten.elu_backward,
-    _aten.embedding_dense_backward,
-    _aten.gelu_backward,
-    _aten.hardtanh_backward,
-    _aten.leaky_relu_backward,
-    _aten.logit_backward,
-    _aten.mse_loss,
-    _aten.mse_loss_backward,
-    _aten.native_layer_norm_backward,
-    _aten.nll_loss_backward,
-    _aten.nll_loss_forward,
-    _aten.select_backward,
-    _aten.sigmoid_backward,
-    _aten.silu_backward,
-    _aten.slice_backward,
-    _aten.softplus,
-    _aten.tanh_backward,
-)
-
-
-@attrs.frozen(kw_only=True)
-class BackendOptions:
-    """What `torch.compile(..., options={...})` may say."""
-
-    compiler: str | None = None
-    """Name of an adapter; None: `neuronx-cc` on a host with Neuron devices, else `iree`."""
-    compiler_flags: Sequence[str] | str = ()
-    store: ArtifactStore | str | Sequence[str] | None = None
-    """A store or the URLs of its shared tiers; None: what the settings say."""
-    fallback: str = "eager"
-    """`eager` or `error`: what happens to a graph that cannot be lowered."""
-    extra: Mapping[str, Any] = attrs.field(factory=dict)
-    """More components of every key, such as digests of kernel sources."""
-
-    @classmethod
-    def parse(cls, options: Mapping[str, Any] | None) -> BackendOptions:
-        """The options, or a `ConfigError` that names one that is unknown or unusable."""
-        known = [field.name for field in attrs.fields(cls)]
-        for name in options or {}:
-            if name not in known:
-                raise ConfigError(
-                    f"backend neuron_store: unknown option {name!r}; known: {', '.join(known)}"
-                )
-        parsed = cls(**(options or {}))
-        if parsed.fallback not in {"eager", "error"}:
-            raise ConfigError(
-                f"backend neuron_store: fallback={parsed.fallback!r}; use 'eager' or 'error'"
-            )
-        return parsed
+_log = logging.getLogger("neuron_store.torch")
 
 
 def neuron_store(
@@ -110,15 +58,9 @@ def neuron_store(
         fw_compiler=compiler,
         bw_compiler=compiler,
         inference_compiler=compiler,
-        decompositions=_decompositions(),
+        decompositions=decompositions(),
     )(gm, example_inputs)
     return traced
-
-
-@functools.cache
-def _decompositions() -> Mapping[Any, Callable[..., Any]]:
-    found: Mapping[Any, Callable[..., Any]] = get_decompositions(_DECOMPOSED)
-    return found
 
 
 def _compiled(
@@ -130,7 +72,7 @@ def _compiled(
     if refusal is not None:
         if options.fallback == "error":
             return _boxed(functools.partial(_raise, refusal))
-        warn_once(f"a graph runs eagerly: {refusal}")
+        warn_once(_log, f"a graph runs eagerly: {refusal}")
         return _boxed(gm.forward)
     flags = _flags(name, options.compiler_flags)
     components: Mapping[str, Any] | None
@@ -142,7 +84,7 @@ def _compiled(
             "lowering": f"{lowering_version()} {_jax_versions()}",
         }
     except Unkeyable as error:
-        warn_once(f"a graph is compiled without the cache: {error}")
+        warn_once(_log, f"a graph is compiled without the cache: {error}")
         components = None
     return _boxed(
         CachedGraph(
@@ -222,11 +164,10 @@ _stores: dict[tuple[Any, str], ArtifactStore] = {}
 def _coordinator(options: BackendOptions) -> CompileCoordinator:
     store = options.store
     if not isinstance(store, ArtifactStore):
-        urls = (store,) if isinstance(store, str) else store if store is None else tuple(store)
         # One store for all graphs, so that a tier in trouble is left alone by all of them; opened
         # again when the settings change.
-        name = (urls, repr(load_settings()))
+        name = (store, repr(load_settings()))
         if name not in _stores:
-            _stores[name] = open_store(urls)
+            _stores[name] = open_store(store)
         store = _stores[name]
     return CompileCoordinator(store)

@@ -187,7 +187,7 @@ stub, graph, root = sys.argv[1:]
 compiler = NeuronxCompiler(stub)
 jobs = []
 for n in range(2):
-    flags = ["--target=trn2", f"--verbose={n}", "--stub-sleep=300", f"--stub-child={root}/{n}"]
+    flags = ["--target=trn2", f"--optlevel={n}", "--stub-sleep=300", f"--stub-child={root}/{n}"]
     jobs.append(compiler.job(Path(graph), flags=flags))
 with open_store([], local=Path(root, "local")) as store:
     try:

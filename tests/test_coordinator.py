@@ -407,6 +407,33 @@ def test_a_full_disk_at_publish_still_returns_the_result(local, tmp_path, monkey
     assert local.find(KEY) is None
 
 
+def test_a_compile_that_finds_no_room_names_the_disk_and_is_not_tried_again(local):
+    calls = []
+
+    def compile_(workdir):
+        calls.append(workdir)
+        (workdir / "out").symlink_to("/dev/full")
+        (workdir / "out").write_text("x")
+
+    with pytest.raises(CompileError, match=r"disk full: .*No space left on device") as caught:
+        CompileCoordinator(local, CompilePolicy()).get_or_compile(CompileJob(KEY, compile_))
+    assert len(calls) == 1
+    assert str(calls[0]) in str(caught.value)
+    assert not calls[0].exists()
+
+
+def test_a_damaged_entry_is_told_of_once(local, tmp_path, caplog):
+    job = FakeCompile(KEY, str(tmp_path / "log")).job()
+    store = TieredStore([local, PosixStore(tmp_path / "shared")])
+    path = CompileCoordinator(store, CompilePolicy()).get_or_compile(job)
+    (path / f"graph_{KEY}.neff").write_bytes(b"short")
+    with caplog.at_level("WARNING", logger="neuron_store"):
+        CompileCoordinator(store, CompilePolicy()).get_or_compile(job)
+    assert len(starts(tmp_path / "log")) == 2
+    told = [r.getMessage() for r in caplog.records if "is damaged" in r.getMessage()]
+    assert len(told) == 1, told
+
+
 def test_an_artifact_made_from_other_components_is_refused(local, tmp_path):
     """Pitfall 12."""
     coordinator = CompileCoordinator(local, CompilePolicy())

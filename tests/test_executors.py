@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from neuron_store import _clusters
+from neuron_store._clusters import Patience, check_ray
 from neuron_store.errors import ConfigError, MissingExtra
 from neuron_store.executors import precompile_on
 from neuron_store.neuron_layout import foreign_artifact
@@ -20,6 +24,8 @@ import json, os, sys
 from functools import partial
 from pathlib import Path
 
+from neuron_store import _clusters
+from neuron_store._clusters import Patience, check_ray
 from neuron_store.errors import CompileError
 from neuron_store.executors import precompile_on
 from neuron_store.job import CompileJob
@@ -52,6 +58,21 @@ def run(executor, shared, **more):
         "told": told[-1],
         "again": [o.outcome for o in again.outcomes],
     }))
+
+
+def alone(executor, shared, **more):
+    import logging
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("neuron_store").addHandler(handler)
+    os.environ["NEURON_LIBTORCH_COMPILATION_TIMEOUT"] = "8"
+    try:
+        precompile_on(executor, [CompileJob("k", partial(fill, ""))], tiers=[shared], **more)
+    except Exception as error:
+        said += [type(error).__name__, str(error)]
+    print("RESULT", json.dumps(said))
 """
 DASK = """
 from distributed import Client, LocalCluster
@@ -113,6 +134,35 @@ def run_cluster(tmp_path, script, *arguments):
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+# A cluster in which nobody works. What is said and raised is printed.
+ALONE_DASK = """
+from distributed import LocalCluster
+from work import alone
+
+if __name__ == "__main__":
+    import sys
+
+    with LocalCluster(n_workers=0, dashboard_address=None, host="127.0.0.1") as cluster:
+        alone("dask", sys.argv[1], address=cluster.scheduler_address)
+"""
+ALONE_RAY = """
+import ray
+from neuron_store._clusters import check_ray
+from work import alone
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as place:
+        ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, _temp_dir=place,
+                 object_store_memory=100 << 20)
+        check_ray(ray.get_runtime_context().gcs_address)
+        alone("ray", sys.argv[1])
+        ray.shutdown()
+"""
+
+
 def check(result, tmp_path, extra=()):
     assert result["outcomes"] == ["compiled", "compiled", "compiled", "failed", *extra]
     assert set(result["paths"]) == {None}
@@ -137,6 +187,83 @@ def test_jobs_run_on_a_dask_cluster_and_results_meet_in_the_shared_tier(tmp_path
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="extra `ray`")
 def test_jobs_run_on_a_ray_cluster_and_a_lost_worker_is_a_failed_job(tmp_path):
     check(run_cluster(tmp_path, RAY), tmp_path, extra=["failed"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "package", "where"),
+    [
+        (ALONE_DASK, "distributed", "Dask scheduler tcp://127.0.0.1:"),
+        (ALONE_RAY, "ray", "Ray cluster auto"),
+    ],
+)
+def test_a_cluster_in_which_nobody_works_is_named_and_given_up(tmp_path, script, package, where):
+    pytest.importorskip(package)
+    warning, kind, error = run_cluster(tmp_path, script)
+    assert warning.startswith(f"no workers yet at {where}")
+    assert kind == "ConfigError"
+    assert error.startswith(f"no workers at {where}")
+    assert "within 8 s; start workers" in error
+
+
+def test_a_cluster_that_gets_its_worker_late_is_waited_for(caplog):
+    workers = iter([0, 0, 1, 1])
+    patience = Patience("here", lambda: next(workers), limit=3600)
+    patience.first_look = 0.0
+    with caplog.at_level(logging.WARNING, logger="neuron_store"):
+        for _ in range(4):
+            patience.wait()
+    assert [r.getMessage() for r in caplog.records] == [
+        "no workers yet at here; waiting for one, at most 3600 s"
+    ]
+
+
+def test_a_cluster_that_does_not_say_has_no_workers():
+    def lost():
+        raise OSError("scheduler gone")
+
+    patience = Patience("here", lost, limit=0.0)
+    patience.first_look = 0.0
+    with pytest.raises(ConfigError, match="no workers at here within 0 s"):
+        patience.wait()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_a_dead_ray_address_is_refused_before_ray_tries_it(address, monkeypatch):
+    monkeypatch.setattr(_clusters, "_try_ray", lambda address: pytest.fail("tried"))
+    with pytest.raises(ConfigError, match="no Ray cluster at ") as caught:
+        check_ray(address)
+    assert address in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "local"])
+def test_what_is_no_address_of_a_ray_cluster_is_refused(address, monkeypatch):
+    monkeypatch.setattr(_clusters, "_try_ray", lambda address: pytest.fail("tried"))
+    with pytest.raises(ConfigError, match=f"Ray address '{address}'"):
+        check_ray(address)
+
+
+@pytest.mark.slow
+def test_a_port_at_which_no_ray_answers_is_given_up(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(_clusters, "_CONNECT_TIMEOUT", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"{address} \(no answer within 1 s\)"):
+            check_ray(address)
+
+
+@pytest.mark.slow
+def test_a_reason_that_ray_gives_is_repeated(monkeypatch):
+    pytest.importorskip("ray")
+    with pytest.raises(ConfigError, match=r"odd://x \(.*\w"):
+        check_ray("odd://x")
+
+
+def test_only_read_only_tiers_are_refused_at_the_start(tmp_path):
+    tiers = [f"{tmp_path}/a?read_only=1", f"posix://{tmp_path}/b?read_only=1"]
+    with pytest.raises(ConfigError, match="every shared tier is read-only"):
+        precompile_on("dask", [], tiers=tiers, address="tcp://127.0.0.1:1")
 
 
 def test_an_unknown_executor_is_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,31 @@ _COLUMNS = (
 )
 
 
+# `--auto-cast=none -O1`. A value that itself starts as a flag does is one whose flags belong
+# together: `--tensorizer-options=--a=1 --b`.
+_SEVERAL = re.compile(r"-[^\s=]*(?:\s|=(?!-)\S*\s+-)")
+
+
+def _one_flag_each(
+    context: click.Context, parameter: click.Parameter, flags: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse what the shell cannot have been meant to hand over as one word."""
+    for flag in flags:
+        wrong = None
+        if not flag.strip():
+            wrong = "is empty"
+        elif _SEVERAL.match(flag):
+            wrong = "holds more than one word of a command line; give each word its own --flag"
+        else:
+            try:
+                shlex.split(flag)
+            except ValueError as error:
+                wrong = f"has a quote that does not close ({error})"
+        if wrong is not None:
+            raise click.BadParameter(f"{flag!r} {wrong}", context, parameter)
+    return flags
+
+
 @click.command("compile")
 @click.argument("graph", type=_FILE, required=False)
 @click.option("--compiler", help="The compiler's name.  [default: iree]")
@@ -39,6 +66,7 @@ _COLUMNS = (
     "flags",
     metavar="FLAG",
     multiple=True,
+    callback=_one_flag_each,
     help="A flag for the compiler, such as --flag=--optlevel=1. Repeatable, order kept.",
 )
 @click.option(

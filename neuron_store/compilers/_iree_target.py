@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neuron_store.compiler_flags import FlagDialect, parse_flags
+from neuron_store.compiler_flags import FlagDialect, check_flags, parse_flags
 from neuron_store.compilers._cpu import host_cpu
 from neuron_store.errors import ConfigError
 
@@ -81,8 +81,10 @@ def resolve_target(flags: Sequence[str] | str) -> tuple[IreeTarget, list[str]]:
     """The target that the flags ask for, this host's where they do not, and the other flags.
 
     Raises:
-        ConfigError: a device other than llvm-cpu, or a feature without its sign.
+        ConfigError: a device other than llvm-cpu, a feature without its sign, or what `check_flags`
+            refuses.
     """
+    check_flags(flags, DIALECT)
     host = host_cpu()
     cpu, triple = "host", None
     features: list[str] = []

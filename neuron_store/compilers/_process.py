@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
 import subprocess
+import tempfile
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,10 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["ended", "interrupt_compiles", "plain_environment", "run_compiler", "tail"]
+__all__ = ["disk_full", "ended", "interrupt_compiles", "plain_environment", "run_compiler", "tail"]
 
 TAIL_LINES = 40
 _TAIL_BYTES = 16 << 10
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b", re.IGNORECASE)
+# Less than a block or two: nothing that a compiler writes fits.
+_LITTLE = 16 << 10
 
 # The compiler leads a process group of its own, so that an interrupt here can end it with all its
 # children. A group of its own would also survive us when we are killed: the watcher waits on a
@@ -107,9 +113,9 @@ def run_compiler(
             raise KeyboardInterrupt
         return status
     except OSError as error:
-        raise CompileError(
-            key, f"cannot be started: {error}", compiler=compiler, permanent=False
-        ) from error
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        reason = f"disk full: {error}; free space there" if full else f"cannot be started: {error}"
+        raise CompileError(key, reason, compiler=compiler, permanent=full) from error
     finally:
         os.close(watched)
         os.close(ours)
@@ -153,6 +159,28 @@ def ended(status: int) -> str:
         )
     except ValueError:
         return f"ended by signal {-status}"
+
+
+def disk_full(workdir: Path, said: str) -> str | None:
+    """Why a compiler failed, where that was a full disk: it then need not be tried again.
+
+    Args:
+        workdir: where it worked; its temporary files are below TMPDIR.
+        said: the last of what it printed, which is nothing when its log had no room either.
+    """
+    places = [str(workdir), tempfile.gettempdir()]
+    full = [place for place in places if _free_bytes(place) < _LITTLE]
+    if places[0] not in full and _NO_SPACE.search(said) is None:
+        return None
+    return f"disk full: no space left in {' or '.join(full or places)}; free space there"
+
+
+def _free_bytes(place: str) -> int:
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return _LITTLE
+    return found.f_bavail * found.f_frsize
 
 
 def tail(path: Path) -> str:

@@ -20,7 +20,7 @@ from neuron_store.compilers._cpu import host_cpu
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._iree_target import DEVICE, DIALECT, IreeTarget, resolve_target
 from neuron_store.compilers._mlir import strip_locations
-from neuron_store.compilers._process import ended, plain_environment, run_compiler, tail
+from neuron_store.compilers._process import disk_full, ended, plain_environment, run_compiler, tail
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactMismatch,
@@ -54,7 +54,7 @@ _PROBE = "func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<
 _RESOLVED = re.compile(rb'cpu_features = "([^"]*)"')
 # A status above zero is the compiler's own verdict on its input, unless the machine got in the way.
 _MACHINE_TROUBLE = re.compile(
-    r"No space left|Cannot allocate memory|out of memory|bad_alloc|Too many open files|"
+    r"Cannot allocate memory|out of memory|bad_alloc|Too many open files|"
     r"Resource temporarily unavailable",
     re.IGNORECASE,
 )
@@ -253,13 +253,14 @@ class _IreeCompile:
         if status == 0:
             return
         lines = tail(log)
+        full = disk_full(workdir, lines)
         raise CompileError(
             self.key,
-            f"iree-compile {ended(status)}",
+            f"iree-compile {ended(status)}" + (f"; {full}" if full else ""),
             compiler="iree",
             status=status,
             log_tail=lines,
-            permanent=status > 0 and _MACHINE_TROUBLE.search(lines) is None,
+            permanent=full is not None or (status > 0 and _MACHINE_TROUBLE.search(lines) is None),
         )
 
     def _resolved_features(self, workdir: Path, program: str) -> list[str]:

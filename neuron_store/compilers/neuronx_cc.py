@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 
-from neuron_store.compiler_flags import NEURONX_CC, canonical_flags, parse_flags
+from neuron_store.compiler_flags import NEURONX_CC, canonical_flags, check_flags, parse_flags
 from neuron_store.compilers import _hlo
 from neuron_store.compilers._graph import GraphSource, read_graph
 from neuron_store.compilers._neuron_target import resolve_target
-from neuron_store.compilers._process import ended, plain_environment, run_compiler, tail
+from neuron_store.compilers._process import disk_full, ended, plain_environment, run_compiler, tail
 from neuron_store.errors import ArtifactCorrupt, CompileError, ConfigError, Unsupported
 from neuron_store.job import CompileJob
 from neuron_store.key import (
@@ -108,6 +108,8 @@ class NeuronxCompiler:
         Raises:
             ConfigError: an unreadable graph, unusable flags, no target, no compiler.
         """
+        # By themselves: one that ends without its value must not take the variable's first for it.
+        check_flags(flags)
         wanted = parse_flags(flags) + parse_flags(os.environ.get(CC_FLAGS, ""))
         target = resolve_target([token for flag in wanted for token in flag.tokens])
         passed = [
@@ -279,11 +281,12 @@ class _NeuronxCompile:
             reason = "internal compiler error (status 70)"
         else:
             reason = ended(status)
+        full = disk_full(build, both)
         raise self._failure(
-            reason,
+            f"{reason}; {full}" if full else reason,
             status=status,
             log_tail=said or tail(printed),
-            permanent=status > 0 and _USAGE.search(both) is not None,
+            permanent=full is not None or (status > 0 and _USAGE.search(both) is not None),
         )
 
     def _checked(self, neff: Path) -> int:

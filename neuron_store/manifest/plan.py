@@ -197,7 +197,7 @@ def _flag_reasons(graph: Graph, flags: FlagChange) -> tuple[list[str], list[str]
     ]
     if certain or _spelled(before) == _spelled(after):
         return certain, []
-    return [], ["flags are only spelled otherwise: the Neuron stack's own key tells synonyms apart"]
+    return [], ["flags are only spelled or logged otherwise: the Neuron stack's own key sees it"]
 
 
 def _spelled(flags: Sequence[str]) -> dict[str, str | None]:

@@ -81,6 +81,19 @@ class TestIree:
         assert "last lines of the compiler" in result.stderr
         assert result.stdout.split("\t")[1] == "failed"
 
+    @pytest.mark.parametrize("jobs", [False, True])
+    def test_a_root_that_cannot_be_made_is_a_setting_to_put_right(
+        self, command, graph, tmp_path, jobs
+    ):
+        (tmp_path / "jobs").write_text(json.dumps({"compiler": "iree", "graph": graph.name}))
+        what = ["--jobs", tmp_path / "jobs"] if jobs else [graph]
+        result = command("compile", *what, env={"VLLM_CACHE_ROOT": "/proc/x"})
+        assert result.returncode == 2
+        assert "error: VLLM_CACHE_ROOT='/proc/x' (environment): /proc/x/neuron" in result.stderr
+        result = command("--local", "/proc/x", "compile", *what)
+        assert result.returncode == 2
+        assert "error: the local tier's root /proc/x cannot be written: No such" in result.stderr
+
     def test_compiling_forbidden_is_an_honest_no(self, command, places, graph):
         env = {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
         options = ["--local", places.local, "--tier", places.shared]
@@ -163,6 +176,50 @@ class TestNeuronxCc:
         assert result.returncode == 1
         assert "error: compile of " in result.stderr
         assert not list(places.local.rglob("*.neff"))
+
+
+@pytest.mark.parametrize("compiler", ["iree", "neuronx-cc"])
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("", "is empty"),
+        (" ", "is empty"),
+        ("--auto-cast=none --optlevel=1", "more than one word"),
+        ("-O1 --auto-cast=none", "more than one word"),
+        ("--optlevel 1", "more than one word"),
+        ("--auto-cast='none", "does not close"),
+    ],
+)
+def test_one_flag_option_holds_one_word(cli, graph, compiler, flag, said):
+    stderr = cli("compile", graph, "--compiler", compiler, f"--flag={flag}", status=2).stderr
+    assert "Usage" in stderr
+    assert said in " ".join(stderr.split())
+
+
+def test_a_flag_whose_value_is_flags_is_one_word(cli, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(__file__).parents[1] / 'stubs'}:{os.environ['PATH']}")
+    hlo = example_graph("prefill", ".hlo")
+    options = ["--flag=--target=trn2", "--flag=--tensorizer-options=--a=1 --b"]
+    (made,) = cli.json("compile", hlo, "--compiler", "neuronx-cc", *options)["artifacts"]
+    assert "'--tensorizer-options=--a=1 --b'" in made["components"]["compiler_flags"]
+
+
+@pytest.mark.parametrize("flags", [["--k=a\0b"], "--k=a\0b"])
+def test_a_nul_in_a_flag_is_refused_with_its_line(cli, graph, tmp_path, flags):
+    pytest.importorskip("iree.compiler")
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text(json.dumps({"compiler": "iree", "graph": graph.name, "flags": flags}))
+    result = cli("compile", "--jobs", jobs, status=2)
+    assert "line 1: compiler flag" in result.stderr
+    assert "NUL" in result.stderr
+
+
+def test_a_jobs_file_may_start_with_a_byte_order_mark(cli, graph, tmp_path):
+    pytest.importorskip("iree.compiler")
+    jobs = tmp_path / "jobs.jsonl"
+    line = json.dumps({"compiler": "iree", "graph": graph.name})
+    jobs.write_text(line, encoding="utf-8-sig")
+    assert cli.json("compile", "--jobs", jobs)["artifacts"][0]["outcome"] == "compiled"
 
 
 def test_unknown_compiler(command, graph):

@@ -328,7 +328,7 @@ def test_a_compiler_that_was_replaced_meanwhile_is_not_used(tmp_path, monkeypatc
         ("kill -9 $$", "killed (signal 9)", False),
         ("kill -6 $$", "aborted (signal 6)", False),
         ("kill -11 $$", "crashed (signal 11)", False),
-        ("echo No space left on device; exit 1", "status 1", False),
+        ("echo No space left on device; exit 1", "status 1; disk full: no space left in /", True),
         ("exit 3", "status 3", True),
     ],
 )

@@ -465,7 +465,7 @@ def test_children_that_a_compiler_leaves_behind_go_with_it(tmp_path):
 
 
 def test_compiles_in_threads_do_not_end_each_other(tmp_path):
-    jobs = [make(flags=f"--stub-sleep=0.{n} --verbose={n}") for n in range(1, 5)]
+    jobs = [make(flags=f"--stub-sleep=0.{n} --optlevel={n}") for n in range(1, 5)]
     for job in jobs:
         (tmp_path / job.key).mkdir()
     threads = [threading.Thread(target=j.compile, args=(tmp_path / j.key,)) for j in jobs]
@@ -474,6 +474,29 @@ def test_compiles_in_threads_do_not_end_each_other(tmp_path):
     for thread in threads:
         thread.join(60)
     assert all(foreign_artifact(tmp_path / j.key, j.key) is not None for j in jobs)
+
+
+@pytest.mark.parametrize("flags", [["--optlevel", "1\0"], ["--target=trn2", "-O"], None])
+def test_flags_that_the_compiler_cannot_be_given_make_no_job(flags):
+    with pytest.raises(ConfigError, match="compiler flag"):
+        COMPILER.job(hlo(), flags=flags)
+
+
+@pytest.mark.parametrize("said", ["[Errno 28] No space left on device", "nothing"])
+def test_a_full_disk_is_named_and_not_tried_again(tmp_path, monkeypatch, said):
+    if said == "nothing":  # as when the log had no room either
+        full = os.statvfs_result((4096, 4096, 1000, 0, 0, 1000, 10, 10, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(CompileError, match="disk full: no space left in") as caught:
+        compiled(make(flags=f"--stub-say='{said}' --stub-exit=1"), tmp_path)
+    assert str(tmp_path) in caught.value.reason
+    assert caught.value.permanent
+
+
+def test_an_option_without_its_value_does_not_take_one_from_the_variable(monkeypatch):
+    monkeypatch.setenv("NEURON_CC_FLAGS", "1 --auto-cast=none")
+    with pytest.raises(ConfigError, match="-O has no value"):
+        make(flags="-O")
 
 
 # -- loading ----------

@@ -13,10 +13,10 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
     import torch
 
-    from neuron_store import _torch_graph
+    from neuron_store import _once
 
     torch._dynamo.reset()
-    _torch_graph._warned.clear()
+    _once._told.clear()
     torch.manual_seed(0)
     yield tmp_path / "root" / "neuron" / "compile_cache"
     torch._dynamo.reset()

@@ -24,10 +24,10 @@ import sshfs
 from neuron_store.errors import ConfigError
 from neuron_store_backends.objects import (
     TIMES,
+    AsyncObjects,
     Blob,
     ConditionalStore,
     Kind,
-    Objects,
     Stored,
     Trouble,
     network_trouble,
@@ -110,7 +110,7 @@ class Link:
         return sshfs.SSHFileSystem(self._host, skip_instance_cache=True, **self._options)
 
 
-class SftpObjects(Objects):
+class SftpObjects(AsyncObjects):
     """Files below one directory of an SFTP server, taken as objects."""
 
     host: str
