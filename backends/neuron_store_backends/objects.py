@@ -1,7 +1,8 @@
 """What a third party needs to write a tier by conditional create. Public, and kept stable.
 
 Subclass `AsyncObjects` and give it six methods; `ConditionalStore` (in `conditional.py`) makes a
-tier of it: layout, first writer wins, lost replies, repair, retries, bounded memory, handles by process.
+tier of it: layout, first writer wins, lost replies, repair, retries, bounded memory, handles by
+process.
 
 The methods with one leading underscore are yours to write and nobody's to call; the others are
 the requests made of them, with deadlines and retries, and are not overridden:
@@ -19,9 +20,9 @@ the requests made of them, with deadlines and retries, and are not overridden:
   body for an asynchronous fsspec file system.
 
 All are coroutines on one event loop but the first two. `path` begins with the root that the object
-was made with. (`Objects`, its base, is for clients that block: `s3.py` has one.) The create is measured before
-the first publish of a process (`TierUnfit`): a store that ignores its condition is refused and not
-trusted.
+was made with. (`Objects`, its base, is for clients that block: `s3.py` has one.) The create is
+measured before the first publish of a process (`TierUnfit`): a store that ignores its condition is
+refused and not trusted.
 """
 
 from __future__ import annotations
