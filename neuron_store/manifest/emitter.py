@@ -70,7 +70,8 @@ def emit_manifest(
             return None
         began = time.perf_counter()
         engine = engine_id()
-        lines = read_ledger(ledger_directory(root, engine))
+        unread: list[str] = []
+        lines = read_ledger(ledger_directory(root, engine), unread)
         graphs = enrich(store, _group(lines, rank_to_global))
         manifest = Manifest(
             config=_config(config, graphs, neuron_config, target, topology),
@@ -84,7 +85,15 @@ def emit_manifest(
         logger.debug("while emitting a manifest", exc_info=True)
         return None
     try:
-        clear_ledger(root, engine)
+        if unread:
+            logger.warning(
+                "the ledger of engine %s stays: %s could not be read, so the manifest may lack "
+                "graphs; emit again",
+                engine,
+                ", ".join(unread),
+            )
+        else:
+            clear_ledger(root, engine)
     except Exception as error:  # noqa: BLE001  (best effort, by contract)
         logger.warning("the ledger of engine %s was not removed: %s", engine, error)
     logger.info(

@@ -281,10 +281,11 @@ def clear_ledger(root: Path, engine: str) -> None:
         pass
 
 
-def read_ledger(directory: Path) -> Iterator[LedgerLine]:
+def read_ledger(directory: Path, unread: list[str] | None = None) -> Iterator[LedgerLine]:
     """The lines of one engine's processes, file by file in the order of their names.
 
-    A torn last line and whatever else is no ledger line are skipped, and said in the log.
+    A torn last line and whatever else is no ledger line are skipped, and said in the log. So is
+    a file that cannot be read to its end, whose name is added to `unread`.
     """
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".jsonl"))
@@ -305,6 +306,8 @@ def read_ledger(directory: Path) -> Iterator[LedgerLine]:
                         skipped += 1
         except OSError as error:
             logger.warning("ledger %s cannot be read: %s", path, error)
+            if unread is not None:
+                unread.append(name)
         if skipped:
             logger.warning("ledger %s: %d torn or foreign lines skipped", path, skipped)
 

@@ -22,9 +22,11 @@ from neuron_store.testing.faulty_files import (  # noqa: E402  (as above)
 )
 from neuron_store.testing.faulty_store import Fault, FaultyStore  # noqa: E402  (as above)
 from neuron_store.testing.injecting import (  # noqa: E402  (as above)
+    COLLECT,
     DELETE,
     FETCH,
     GET,
+    LEASE,
     OPERATIONS,
     PUBLISH,
     PUBLISH_AGAIN,
@@ -47,9 +49,11 @@ from neuron_store.testing.worlds import (  # noqa: E402  (as above)
 )
 
 __all__ = [
+    "COLLECT",
     "DELETE",
     "FETCH",
     "GET",
+    "LEASE",
     "OPERATIONS",
     "PUBLISH",
     "PUBLISH_AGAIN",

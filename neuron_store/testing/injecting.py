@@ -6,7 +6,7 @@
 
 An operation is two functions, so a new one is a line:
 
-    LEASE = Operation("lease", lambda store, bench: store.lease(bench.key, 30).release())
+    KEYS = Operation("keys", lambda store, bench: list(store.keys()), PUBLISH.act)
 
 What is judged after each point, whatever the operation was: nothing torn is seen; what was told to
 be there is there; nothing half-made is visible; the key can be published, deleted and published
@@ -21,6 +21,7 @@ import itertools
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ import attrs
 
 from neuron_store import steps
 from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactCorrupt, NeuronStoreError, TierError
+from neuron_store.errors import ArtifactCorrupt, LeaseHeld, NeuronStoreError, TierError
 from neuron_store.testing.faulty_files import FaultyFiles, FileFault, faults_for
 from neuron_store.testing.killing import run_killed_at
 from neuron_store.testing.samples import make_source
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from neuron_store.artifact import Artifact
 
 __all__ = [
+    "COLLECT",
     "DELETE",
     "FETCH",
     "GET",
     "HOW",
+    "LEASE",
     "OPERATIONS",
     "PUBLISH",
     "PUBLISH_AGAIN",
@@ -57,6 +60,9 @@ __all__ = [
 ]
 
 FILES = {"graph.hlo": b"graph" * 99, "folder/graph.neff": b"executable" * 999, "empty": b""}
+# Seconds: of a lease, and until one whose holder is dead must be free.
+_TTL = 0.5
+_PATIENCE = 30.0
 HOW = ("kill", "raise", "interrupt")
 """What can befall a process at a step: SIGKILL, an error, Ctrl-C."""
 
@@ -105,6 +111,8 @@ class Operation:
     """What is there before is damaged, and may be found so until it is repaired."""
     consumes: bool = False
     """The source directory may be gone afterwards, if the artifact is in the tier instead."""
+    after: Callable[[ArtifactStore, Bench], str | None] = lambda _store, _bench: None
+    """Asked of a client without faults: which promise of its own is broken, if any."""
 
 
 PUBLISH = Operation("publish", lambda store, bench: bench.publish(store))
@@ -138,8 +146,38 @@ GET = Operation(
     lambda store, bench: store.get(bench.key),
     lambda store, bench: bench.publish(store),
 )
+
+
+def _lease(store: ArtifactStore, bench: Bench) -> None:
+    with store.lease(bench.key, _TTL) as lease:
+        lease.held()
+
+
+def _free_again(store: ArtifactStore, bench: Bench) -> str | None:
+    """A holder that met with a fault, or was killed, is outwaited."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            store.lease(bench.key, _TTL).release()
+        except LeaseHeld as error:
+            if time.monotonic() > end:
+                return f"the lease is stuck: {error}"
+            time.sleep(_TTL / 5)
+        else:
+            return None
+
+
+def _collect(store: ArtifactStore, _bench: Bench) -> None:
+    from neuron_store.collecting import collect  # noqa: PLC0415  (the operation alone needs it)
+
+    collect(store, older_than=0, min_age=0, grace=0)
+
+
+LEASE = Operation("lease", _lease, after=_free_again)
+COLLECT = Operation("collect", _collect, lambda store, bench: bench.publish(store))
 OPERATIONS = (PUBLISH, PUBLISH_CONSUMING, PUBLISH_AGAIN, PUBLISH_OTHER, FETCH, DELETE)
-"""What every tier is put through; `GET` too where there is a local side."""
+"""What every tier is put through; `GET` too where there is a local side, `LEASE` and `COLLECT`
+where the tier has them."""
 
 
 @attrs.define
@@ -327,6 +365,7 @@ def _judge(
         wrong.append(f"the source was touched: {sorted(_tree(bench.source))}")
     try:
         with open_at(root) as store:
+            wrong += filter(None, [operation.after(store, bench)])
             wrong += _judge_tier(store, bench, outcome, operation, source_left=source_left)
     except Exception as error:  # noqa: BLE001  (whatever it is, the key is stuck)
         wrong.append(f"the key is stuck: {error!r}")

@@ -11,9 +11,11 @@ import pytest
 
 from neuron_store import TieredStore
 from neuron_store.testing import (
+    COLLECT,
     DELETE,
     FETCH,
     GET,
+    LEASE,
     OPERATIONS,
     PUBLISH,
     Injected,
@@ -89,6 +91,18 @@ def test_nothing_at_any_step_of_a_rename_tier_breaks_a_promise(tier, operation, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("operation", [LEASE, COLLECT], ids=lambda o: o.name)
+def test_no_failing_call_of_a_lease_or_a_collector_breaks_a_promise(operation, tmp_path):
+    checked(inject_files(operation, PosixStore, tmp_path), least=20)
+
+
+@pytest.mark.parametrize("operation", [LEASE, COLLECT], ids=lambda o: o.name)
+def test_nothing_at_any_step_of_a_lease_or_a_collector_breaks_a_promise(operation, tmp_path):
+    checked(inject_steps(operation, PosixStore, tmp_path), least=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 # A walk that counts what has arrived is broken off by the fault, its directory still open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_failing_call_of_a_get_through_two_tiers_breaks_a_promise(tmp_path):
@@ -105,7 +119,7 @@ def test_no_failing_call_of_a_get_through_two_tiers_breaks_a_promise(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("operation", [*OPERATIONS], ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", [*OPERATIONS, LEASE, COLLECT], ids=lambda o: o.name)
 def test_nothing_at_any_step_of_s3_breaks_a_promise(operation, s3_place, tmp_path):
     def open_at(root: Path) -> S3Store:
         place = f"{s3_place.bucket}/{root.parent.name}"
