@@ -14,6 +14,8 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,64 @@ def remove(url, name):
     pages = door.get_paginator("list_objects_v2").paginate(Bucket="bench", Prefix=name)
     for key in [o["Key"] for page in pages for o in page.get("Contents", [])]:
         door.delete_object(Bucket="bench", Key=key)
+
+
+def test_two_hundred_small_artifacts_arrive_through_twenty_milliseconds(tmp_path, slow_s3):
+    """Bar: 1.5 s. Straight from the tier, and through a store into its local tier."""
+    from neuron_store import TieredStore
+    from neuron_store.registry import open_tier
+    from neuron_store.testing import make_source
+    from neuron_store_backends.local import LocalStore
+
+    shared = open_tier(slow_s3)
+    keys = [hashlib.md5(str(n).encode(), usedforsecurity=False).hexdigest() for n in range(200)]
+    for key in keys:
+        shared.publish(*make_source(tmp_path / "src" / key, key, {"graph.neff": key.encode() * 90}))
+
+    def straight(key):
+        into = tmp_path / "into" / key
+        into.mkdir(parents=True)
+        shared.fetch(key, into)
+
+    spent = {"the tier": timed(straight, keys)}
+    with TieredStore([LocalStore(tmp_path / "local"), shared]) as store:
+        store.find("warm")
+        spent["a store"] = timed(store.get, keys)
+    for what, seconds in spent.items():
+        print(f"\n200 small artifacts from {what}: {seconds:.2f} s, bar 1.5", end="")
+    print()
+    assert spent["the tier"] <= 1.5
+
+
+def timed(call, keys):
+    began = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(call, keys))
+    return time.perf_counter() - began
+
+
+def test_a_dead_endpoint_delays_a_hundred_compiles_by_one_deadline_in_all(tmp_path, monkeypatch):
+    """Bar: NEURON_STORE_TIER_DEADLINE, 30 s, beside the same compiles without the tier."""
+    from neuron_store import CompileCoordinator, TieredStore
+    from neuron_store.policy import CompilePolicy
+    from neuron_store_backends.local import LocalStore
+    from neuron_store_backends.s3 import S3Store
+    from tests.fakes import FakeCompile
+    from tests.servers.processes import black_hole
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+    def compiles(name, *shared):
+        with TieredStore([LocalStore(tmp_path / name), *shared]) as store:
+            coordinator = CompileCoordinator(store, CompilePolicy())
+            began = time.perf_counter()
+            for number in range(100):
+                coordinator.get_or_compile(FakeCompile(f"k{number}", str(tmp_path / "log")).job())
+            return time.perf_counter() - began
+
+    alone = compiles("alone")
+    with black_hole() as url:
+        beside = compiles("beside", S3Store("bucket/p", endpoint_url=url))
+    print(f"\n100 compiles {alone:.1f} s, with a dead S3 endpoint {beside:.1f} s, bar + 30 s")
+    assert beside - alone <= 30

@@ -175,13 +175,13 @@ class TierHealth:
             error = TierError(
                 self._store.location, operation, f"no answer within {allowed:.3g} s", key=key
             )
-            self._failed(error, stalled=True)
+            self._failed(error, time.monotonic() - began, stalled=True)
             raise error from None
         except TierError as error:
             # A full disk on this side is no fault of the tier.
             if not error.location.startswith(self._store.location) and error.operation == "write":
                 raise
-            self._failed(error, stalled=False)
+            self._failed(error, time.monotonic() - began, stalled=False)
             raise
         except NeuronStoreError:
             # It answered: a miss, or a damaged artifact.
@@ -222,11 +222,13 @@ class TierHealth:
             self._rest = _FIRST_REST
             self._resting_since = None
 
-    def _failed(self, error: TierError, *, stalled: bool) -> None:
+    def _failed(self, error: TierError, spent: float, *, stalled: bool) -> None:
         self.count(error=1)
         with self._lock:
             self._in_a_row += 1
-            if not stalled and self._in_a_row < _FAILURES_IN_A_ROW:
+            # An endpoint that drops packets takes seconds to fail, each time.
+            self._left = max(0.0, self._left - spent)
+            if not stalled and self._in_a_row < _FAILURES_IN_A_ROW and self._left > 0:
                 told, rests = self._in_a_row == 1, False
             else:
                 told, rests = self._resting_since is None, True

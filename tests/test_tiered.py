@@ -164,6 +164,27 @@ def test_a_slow_fetch_that_gets_on_is_not_cut_off(tiers, tmp_path):
     assert store.get(KEY)
 
 
+def test_a_tier_that_is_slow_to_fail_costs_one_deadline_and_not_three(tiers, tmp_path):
+    """Pitfall 25: an endpoint that drops packets fails by itself, after a while, each time."""
+    asked = []
+
+    class SlowToFail(PosixStore):
+        def find(self, key):
+            asked.append(key)
+            time.sleep(0.3)
+            raise TierError(self.location, "find", "no connection in time", key=key)
+
+        def fetch_accepted(self, key, into, accept):
+            return self.find(key)
+
+    dead = SlowToFail(tmp_path / "dead")
+    store = TieredStore([tiers[0], dead], deadline=0.5)
+    for n in range(20):
+        with pytest.raises(TiersUnavailable):
+            store.get(f"{n:032x}")
+    assert len(asked) == 2
+
+
 def test_one_process_fetches_for_all_that_ask(tiers, source):
     local, a, _ = tiers
     a.publish(*source)
