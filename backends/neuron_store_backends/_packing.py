@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -46,7 +47,7 @@ class Packing:
     def __init__(self, source: Path, key: str) -> None:
         self._source = source
         self._key = key
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         self._forms: dict[str, StoredForm | None] = {}
 
     def __enter__(self) -> Self:
@@ -59,17 +60,16 @@ class Packing:
         trace: TracebackType | None,
     ) -> None:
         if self._folder is not None:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
     @property
     def folder(self) -> Path:
         """Where the compressed files are, by their names in the artifact."""
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(
-                prefix="neuron_store-zstd.", ignore_cleanup_errors=True
-            )
-        return Path(self._folder.name)
+            # Not `TemporaryDirectory`: a forked child that ends would take it from its parent.
+            self._folder = Path(tempfile.mkdtemp(prefix="neuron_store-zstd."))
+        return self._folder
 
     def packed(self, file: ArtifactFile) -> ArtifactFile:
         """The file in the form in which it is best stored.
