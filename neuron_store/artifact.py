@@ -29,6 +29,7 @@ __all__ = [
     "Artifact",
     "ArtifactFile",
     "Signature",
+    "StoredForm",
     "check_artifact",
     "check_file_name",
     "check_key",
@@ -40,6 +41,9 @@ __all__ = [
 
 RECORD_NAME = ".neuron_store.json"
 RECORD_VERSION = 1
+ENCODED_VERSION = 2
+"""Of a record that says in which form a file is stored. Older releases would look for the file
+itself, and call it lost; so they must refuse the record, and it alone."""
 MAX_RECORD_BYTES = 16 << 20
 """A larger record is refused unread: it comes from a shared tier and would fill the memory."""
 MAX_FILES = 10_000
@@ -50,6 +54,7 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,199}\Z")
 _COMPONENT = re.compile(r"[A-Za-z0-9._+=@,~-]{1,200}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _WRITE_ID = re.compile(r"[0-9a-f]{32}\Z")
+_ENCODING = re.compile(r"[a-z0-9][a-z0-9+._-]{0,39}\Z")
 _SIGNATURE_TEXT = re.compile(r"[A-Za-z0-9+/=._:-]{1,200}\Z")
 
 # The completion mark holds the time of the compile; two compiles with equal results differ in it.
@@ -104,6 +109,18 @@ def _utc_now() -> str:
 
 
 @attrs.frozen
+class StoredForm:
+    """The bytes that stand for a file in one tier, where they are not the file's own."""
+
+    encoding: str
+    """How they were made: `zstd`, one frame. Readers refuse what they do not know."""
+    size: int
+    """Bytes there."""
+    sha256: str
+    """Hex, of the bytes there."""
+
+
+@attrs.frozen
 class ArtifactFile:
     """One file of an artifact."""
 
@@ -113,6 +130,14 @@ class ArtifactFile:
     """Bytes."""
     sha256: str | None = None
     """Hex; None for an entry of the Neuron stack, which records none, until it is copied."""
+    stored: StoredForm | None = attrs.field(default=None, eq=False)
+    """How it lies in the tier that the record is of; None: as it is. No part of what it is."""
+
+    @property
+    def at_rest(self) -> ArtifactFile:
+        """What lies in the tier: the same name, size and digest of the bytes there."""
+        form = self.stored
+        return self if form is None else ArtifactFile(self.name, form.size, form.sha256)
 
 
 @attrs.frozen
@@ -158,6 +183,17 @@ class Artifact:
         """Bytes of all files together."""
         return sum(f.size for f in self.files)
 
+    @property
+    def stored_size(self) -> int:
+        """Bytes that all files together take in the tier that the record is of."""
+        return sum(f.at_rest.size for f in self.files)
+
+    def without_forms(self) -> Artifact:
+        """The same artifact, freed of what holds for one tier only."""
+        if all(f.stored is None for f in self.files):
+            return self
+        return attrs.evolve(self, files=tuple(attrs.evolve(f, stored=None) for f in self.files))
+
     def file(self, name: str) -> ArtifactFile | None:
         """The file of that name, if the artifact has one."""
         return next((f for f in self.files if f.name == name), None)
@@ -181,8 +217,9 @@ class Artifact:
 
 def dump_record(artifact: Artifact, inline: Mapping[str, bytes] | None = None) -> bytes:
     """The record as JSON. `inline` are small files that travel inside it."""
+    encoded = any(f.stored is not None for f in artifact.files)
     record: dict[str, Any] = {
-        "neuron_store_record": RECORD_VERSION,
+        "neuron_store_record": ENCODED_VERSION if encoded else RECORD_VERSION,
         "key": artifact.key,
         "write_id": artifact.write_id,
         "created": artifact.created,
@@ -191,7 +228,7 @@ def dump_record(artifact: Artifact, inline: Mapping[str, bytes] | None = None) -
         "compiler_version": artifact.compiler_version,
         "components": dict(artifact.components),
         "host": dict(artifact.host),
-        "files": [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in artifact.files],
+        "files": [_file_entry(f) for f in artifact.files],
     }
     if artifact.signatures:
         # Older releases of this version pass over the field.
@@ -205,6 +242,13 @@ def dump_record(artifact: Artifact, inline: Mapping[str, bytes] | None = None) -
         }
     # Without `indent`: with it, the standard library encodes in Python, 20 times slower.
     return json.dumps(record, sort_keys=True).encode()
+
+
+def _file_entry(file: ArtifactFile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": file.name, "size": file.size, "sha256": file.sha256}
+    if file.stored is not None:
+        entry["stored"] = attrs.asdict(file.stored)
+    return entry
 
 
 def load_record(data: bytes, *, key: str, source: str) -> tuple[Artifact, Mapping[str, bytes]]:
@@ -235,11 +279,11 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
     if not isinstance(raw, dict) or "neuron_store_record" not in raw:
         raise InvalidRecord("not a record of neuron_store")
     version = raw["neuron_store_record"]
-    if type(version) is not int or version != RECORD_VERSION:
+    if type(version) is not int or not RECORD_VERSION <= version <= ENCODED_VERSION:
         raise InvalidRecord(
-            newer=type(version) is int and version > RECORD_VERSION,
-            reason=f"version {version!r}; this release reads {RECORD_VERSION}: "
-            "upgrade neuron-store",
+            newer=type(version) is int and version > ENCODED_VERSION,
+            reason=f"version {version!r}; this release reads {RECORD_VERSION} and "
+            f"{ENCODED_VERSION}: upgrade neuron-store",
         )
     return _structure(raw)
 
@@ -267,7 +311,7 @@ def _structure(raw: dict[str, Any]) -> tuple[Artifact, Mapping[str, bytes]]:
         raise InvalidRecord("components is not an object")
     if not isinstance(host, dict) or not all(isinstance(v, str) for v in host.values()):
         raise InvalidRecord("host is not an object of strings")
-    files = _files(raw.get("files"))
+    files = _files(raw.get("files"), encoded=raw["neuron_store_record"] >= ENCODED_VERSION)
     names = {f.name for f in files}
     executable = _text(raw, "executable", optional=True)
     if executable is not None and executable not in names:
@@ -306,7 +350,7 @@ def _text(raw: dict[str, Any], name: str, *, optional: bool = False) -> Any:
     raise InvalidRecord(f"{name} is not a string")
 
 
-def _files(raw: object) -> tuple[ArtifactFile, ...]:
+def _files(raw: object, *, encoded: bool) -> tuple[ArtifactFile, ...]:
     if not isinstance(raw, list) or not raw or len(raw) > MAX_FILES:
         raise InvalidRecord(f"files is not a list of 1 to {MAX_FILES} entries")
     files = []
@@ -322,7 +366,9 @@ def _files(raw: object) -> tuple[ArtifactFile, ...]:
             raise InvalidRecord(f"size of {name!r} is not a count of bytes: {size!r}")
         if sha256 is not None and (not isinstance(sha256, str) or _SHA256.match(sha256) is None):
             raise InvalidRecord(f"sha256 of {name!r} is not 64 hex digits")
-        files.append(ArtifactFile(name, size, sha256))
+        # Version 1 does not know the field, and passes over it as its own releases do.
+        form = _form(entry["stored"], name) if encoded and "stored" in entry else None
+        files.append(ArtifactFile(name, size, sha256, form))
     names = {f.name for f in files}
     if len(names) != len(files):
         raise InvalidRecord("a file is named twice")
@@ -330,6 +376,21 @@ def _files(raw: object) -> tuple[ArtifactFile, ...]:
     if any("/".join(n.split("/")[:i]) in names for n in names for i in range(1, n.count("/") + 1)):
         raise InvalidRecord("a file is named as another one's folder")
     return tuple(files)
+
+
+def _form(raw: object, name: str) -> StoredForm:
+    facts = raw if isinstance(raw, dict) else {}
+    encoding, size, sha256 = (facts.get(fact) for fact in ("encoding", "size", "sha256"))
+    if (
+        not isinstance(encoding, str)
+        or _ENCODING.match(encoding) is None
+        or type(size) is not int
+        or size < 0
+        or not isinstance(sha256, str)
+        or _SHA256.match(sha256) is None
+    ):
+        raise InvalidRecord(f"stored form of {name!r} is not an encoding, a size and a digest")
+    return StoredForm(encoding, size, sha256)
 
 
 def _inline(raw: object, files: tuple[ArtifactFile, ...]) -> Mapping[str, bytes]:

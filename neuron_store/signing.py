@@ -4,7 +4,8 @@ Signed is a statement: one line that names its form, then the facts as canonical
 key, every file's size and digest, what the key was computed from and who compiled it; so it stands
 for the bytes, wherever they lie. It leaves out what differs from copy to copy: the write id, which
 each publish draws anew, the small files that an object tier keeps inside the record (their digests
-are in), and the signatures themselves. So a signature outlives a fetch and a promotion elsewhere.
+are in), the form in which a tier stores a file, and the signatures themselves. So a signature
+outlives a fetch and a promotion elsewhere.
 
 The package `cryptography` (extra `sign`) is imported at the first signature and not before.
 """

@@ -259,6 +259,9 @@ def probe(store: ConditionalStore) -> TierReport:
         )
         check("delete", lambda: _deletable(objects), "allowed: gc works", required=False)
         speed = _speed(objects)
+    if store.compress is not None:
+        worth = "each file that shrinks below 0.8 of its size"
+        checks.append(Check("compress", True, f"{store.compress}: {worth}", required=False))
     return TierReport(store.location, tuple(checks), latency, speed)
 
 

@@ -10,7 +10,7 @@ from neuron_store.errors import ConfigError, MissingExtra
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TIMES", "Times", "check_root", "require_module", "times"]
+__all__ = ["TIMES", "Times", "check_root", "compression", "require_module", "times"]
 
 import attrs
 
@@ -45,6 +45,14 @@ def times(options: Mapping[str, str], where: str) -> Times:
             raise ConfigError(f"{where}: {name}={options[name]!r} is not a time in seconds")
         found[name] = number
     return Times(**found)
+
+
+def compression(options: Mapping[str, str], where: str) -> str | None:
+    """The encoding that a URL's `compress` asks for; raises `ConfigError` for an unknown one."""
+    wanted = options.get("compress", "none").strip().lower()
+    if wanted not in {"none", "zstd"}:
+        raise ConfigError(f"{where}: compress={options['compress']!r}; use zstd or none")
+    return None if wanted == "none" else wanted
 
 
 def check_root(address: str, location: str) -> str:

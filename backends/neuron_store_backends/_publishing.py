@@ -15,10 +15,18 @@ import attrs
 
 from neuron_store.abc import Publication
 from neuron_store.artifact import MAX_RECORD_BYTES, Artifact, dump_record, new_write_id
-from neuron_store.errors import InvalidArtifact, InvalidRecord, TierError, TierUnfit
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    InvalidArtifact,
+    InvalidRecord,
+    TierError,
+    TierUnfit,
+)
+from neuron_store.signing import merge_signatures, same_statement
 from neuron_store.steps import step
 from neuron_store.streams import digest_stream
 from neuron_store_backends._honesty import require_create, require_replace
+from neuron_store_backends._packing import Packing
 from neuron_store_backends._streaming import digest_source, open_source, read_source
 from neuron_store_backends._sweeping import wait_for_sweep
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
@@ -50,6 +58,8 @@ STEPS = (
 """Steps of every publish that creates, in order; the piece once for each piece read."""
 REPAIR_STEPS = ("conditional.heal", "conditional.replace", "conditional.replaced")
 """Steps of one that finds damage."""
+COMPRESS_STEPS = ("conditional.judge", "conditional.compress")
+"""Steps of one that compresses, before it measures."""
 
 
 class Publishing:
@@ -61,7 +71,9 @@ class Publishing:
         self.key = artifact.key
         self.source = source
         # The caller's id may be that of every other node that fetched the same artifact.
-        self.artifact = attrs.evolve(artifact, write_id=new_write_id())
+        # And it may say how another tier stores the files.
+        self.artifact = attrs.evolve(artifact.without_forms(), write_id=new_write_id())
+        self.packing = Packing(source, artifact.key)
         self.inline: dict[str, bytes] = {}
         self.uploaded = False
         self.began = time.monotonic()
@@ -70,6 +82,10 @@ class Publishing:
 
     def run(self) -> Publication:
         """Publish; raises what `ArtifactStore.publish` says."""
+        with self.packing:
+            return self._run()
+
+    def _run(self) -> Publication:
         step("conditional.begin")
         self._read_source()
         for attempt in range(1, _ROUNDS + 1):
@@ -105,6 +121,15 @@ class Publishing:
             raise InvalidArtifact(str(self.source), "no file at all")
         self.artifact = attrs.evolve(self.artifact, files=tuple(files))
 
+    def _pack(self) -> None:
+        """Choose the form in which each file is stored. Only who writes a record need know."""
+        if self.store.compress is None:
+            return
+        files = (
+            f if f.name in self.inline else self.packing.packed(f) for f in self.artifact.files
+        )
+        self.artifact = attrs.evolve(self.artifact, files=tuple(files))
+
     @property
     def _payload(self) -> Mapping[str, ArtifactFile]:
         return {
@@ -127,6 +152,7 @@ class Publishing:
         return self.objects.read(self.store.index_path(self.key), MAX_RECORD_BYTES, key=self.key)
 
     def _create(self) -> Publication | None:
+        self._pack()
         record = self._record()
         step("conditional.measure")
         require_create(self.objects)
@@ -155,7 +181,7 @@ class Publishing:
             path
             for path, stored in found.items()
             if path in wanted
-            and stored.size == wanted[path].size
+            and stored.size == wanted[path].at_rest.size
             and stored.modified is not None
             and now - stored.modified < self.store.grace / 2
             and not marked
@@ -166,7 +192,11 @@ class Publishing:
 
     def _send(self, targets: Mapping[str, ArtifactFile]) -> None:
         step("conditional.upload")
-        self.objects.send(list(targets.items()), self.source, key=self.key)
+        plain = [target for target in targets.items() if target[1].stored is None]
+        packed = [(path, f.at_rest) for path, f in targets.items() if f.stored is not None]
+        self.objects.send(plain, self.source, key=self.key)
+        if packed:
+            self.objects.send(packed, self.packing.folder, key=self.key)
 
     def _keep(self, lent: bool) -> bool:
         """After the commit: payload that was there before us may have been swept meanwhile.
@@ -182,7 +212,7 @@ class Publishing:
         missing = {
             path: file
             for path, file in self._payload.items()
-            if path not in found or found[path].size != file.size
+            if path not in found or found[path].size != file.at_rest.size
         }
         if missing:
             self._send(missing)
@@ -232,12 +262,15 @@ class Publishing:
         same = theirs.same_bytes(self.artifact)
         if not damaged:
             answer: Publication | None = Publication.PRESENT if same else Publication.CONFLICT
-        elif all(self.artifact.file(f.name) == f for f in damaged):
+        elif all(self._has(f) for f in damaged):
             # The names promise exactly the bytes that we have; nobody can be displaced by them.
             step("conditional.heal")
             self._send({self.store.payload_path(self.key, f): f for f in damaged})
             answer = Publication.REPAIRED
         else:
+            if same_statement(theirs, self.artifact):
+                # Only the form is another: whoever vouched for the artifact still does.
+                self.artifact = merge_signatures(self.artifact, *theirs.signatures)
             return self._displace(blob)
         if marked:
             self.objects.remove(self.store.damage_path(self.key), key=self.key)
@@ -253,20 +286,30 @@ class Publishing:
             if file.name in inline:
                 continue
             stored = found.get(self.store.payload_path(self.key, file))
-            there = stored is not None and stored.size == file.size
+            there = stored is not None and stored.size == file.at_rest.size
             if not there or (marked and not self._intact(file)):
                 damaged.append(file)
         return damaged
+
+    def _has(self, file: ArtifactFile) -> bool:
+        """Whether we have the very bytes that a record of others names.
+
+        Another release of the library may compress to other bytes; both are right.
+        """
+        if self.artifact.file(file.name) != file:
+            return False
+        return file.stored is None or self.packing.packed(file).stored == file.stored
 
     def _intact(self, file: ArtifactFile) -> bool:
         try:
             with self.store.open_payload(self.key, file) as stream:
                 return digest_stream(stream) == (file.size, file.sha256)
-        except Missing:
+        except (Missing, ArtifactCorrupt):
             return False
 
     def _displace(self, blob: Blob) -> Publication | None:
         """Replace a damaged record by ours, if it is still the same one."""
+        self._pack()
         record = self._record()
         require_create(self.objects)
         require_replace(self.objects, self.key)

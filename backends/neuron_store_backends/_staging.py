@@ -57,7 +57,8 @@ class Staging:
         self._consume = consume
         self._taken = False
         self._done = False
-        self.artifact = artifact
+        # What is written here are the files themselves.
+        self.artifact = artifact.without_forms()
         self.path = f"{root}/.staging/{artifact.key}.{uuid.uuid4().hex}"
 
     def __enter__(self) -> Self:

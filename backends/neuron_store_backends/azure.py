@@ -14,7 +14,7 @@ from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_bool
 from neuron_store_backends._async_objects import AsyncObjects
 from neuron_store_backends._objects import Blob, Stored
-from neuron_store_backends._options import TIMES, Times, check_root, require_module
+from neuron_store_backends._options import TIMES, Times, check_root, compression, require_module
 from neuron_store_backends._options import times as read_times
 from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble
 from neuron_store_backends.conditional import ConditionalStore
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AzureStore"]
 
-_OPTIONS = ("account_name", "anon", *TIMES)
+_OPTIONS = ("account_name", "anon", "compress", *TIMES)
 
 _CONTAINER = "the container does not exist in that account; check its name, or make it"
 _CREDENTIALS = (
@@ -263,6 +263,7 @@ class AzureStore(ConditionalStore):
         times: deadlines.
         name: short name for tables.
         read_only: leave no word of damage behind.
+        compress: `zstd` stores each file compressed that shrinks by it.
         scheme: for messages: `az` or `abfs`.
     """
 
@@ -275,6 +276,7 @@ class AzureStore(ConditionalStore):
         times: Times | None = None,
         name: str | None = None,
         read_only: bool = False,
+        compress: str | None = None,
         scheme: str = "az",
     ) -> None:
         location = f"{scheme}://{address.strip('/')}"
@@ -294,7 +296,7 @@ class AzureStore(ConditionalStore):
         objects = AzureObjects(location, f"{container}/{prefix}".rstrip("/"), times)
         objects.identity = f"{location} {account_name}"
         objects.options = options
-        super().__init__(objects, name=name, read_only=read_only)
+        super().__init__(objects, name=name, read_only=read_only, compress=compress)
 
     @classmethod
     def from_url(cls, url: TierURL) -> AzureStore:
@@ -313,5 +315,6 @@ class AzureStore(ConditionalStore):
             times=read_times(options, where),
             name=url.name,
             read_only=url.read_only,
+            compress=compression(options, where),
             scheme=url.scheme,
         )

@@ -3,6 +3,7 @@
 Below the tier's prefix:
 
 * `payload/<key>/<sha256>/<file name>`: the files, at names that different bytes can never share.
+  The digest is of the bytes there: where the tier compresses, the record says both.
 * `index/<key>.json`: the record, created if-absent after the payload. It alone makes an artifact
   visible. Files of a few KiB travel inside it.
 * `payload/<key>/damaged`: a reader's word that a payload had wrong bytes of the right size, which
@@ -42,6 +43,8 @@ from neuron_store.errors import (
 )
 from neuron_store.steps import step
 from neuron_store.streams import copy_stream, digest_stream, empty_directory, require_empty
+from neuron_store_backends._encoding import require_zstd
+from neuron_store_backends._receiving import open_payload, receive_payload
 from neuron_store_backends._trouble import Exists, Missing, Vanished
 
 if TYPE_CHECKING:
@@ -85,12 +88,25 @@ class ConditionalStore(ArtifactStore):
         objects: the object store.
         name: short name for tables.
         read_only: readers leave no word of damage behind either.
+        compress: `zstd` stores each file compressed that shrinks by it; None, all as they are.
+            Reading needs no option.
+
+    Raises:
+        MissingExtra: the module that compresses is not installed.
     """
 
     def __init__(
-        self, objects: Objects, *, name: str | None = None, read_only: bool = False
+        self,
+        objects: Objects,
+        *,
+        name: str | None = None,
+        read_only: bool = False,
+        compress: str | None = None,
     ) -> None:
+        if compress is not None:
+            require_zstd(objects.location)
         self.objects = objects
+        self.compress = compress
         self.grace = GRACE
         self._name = name
         self._read_only = read_only
@@ -116,7 +132,7 @@ class ConditionalStore(ArtifactStore):
 
     def payload_path(self, key: str, file: ArtifactFile) -> str:
         """Where a file is that does not travel in the record."""
-        return f"{self.payload_root(key)}/{file.sha256}/{file.name}"
+        return f"{self.payload_root(key)}/{file.at_rest.sha256}/{file.name}"
 
     def sweep_path(self, key: str) -> str:
         """Where somebody says that payload is being swept."""
@@ -204,7 +220,7 @@ class ConditionalStore(ArtifactStore):
             if f.name in inline
         }
         try:
-            received = self.objects.receive(list(afar.items()), into, key=key)
+            received = receive_payload(self.objects, afar, into, key=key)
         except Missing as error:
             try:
                 self._require_gone(artifact, afar[error.args[0]], error)
@@ -212,7 +228,8 @@ class ConditionalStore(ArtifactStore):
                 raise _Lost(corrupt) from error
             raise _Exchanged from error
         done |= {file.name: file for file in received}
-        return attrs.evolve(artifact, files=tuple(done[f.name] for f in artifact.files))
+        fetched = attrs.evolve(artifact, files=tuple(done[f.name] for f in artifact.files))
+        return fetched.without_forms()
 
     def verify(self, key: str) -> Artifact:
         check_key(key)
@@ -259,8 +276,11 @@ class ConditionalStore(ArtifactStore):
                 yield name.removesuffix(".json")
 
     def open_payload(self, key: str, file: ArtifactFile) -> BinaryIO:
-        """A file that does not travel in the record, streamed; raises the internal `Missing`."""
-        return self.objects.open(self.payload_path(key, file), file.size, key=key)
+        """A file that does not travel in the record, streamed; raises the internal `Missing`.
+
+        What is read from it may be found damaged.
+        """
+        return open_payload(self.objects, self.payload_path(key, file), file, key=key)
 
     def _record(self, key: str) -> tuple[Artifact, Mapping[str, bytes]] | None:
         blob = self.objects.read(self.index_path(key), MAX_RECORD_BYTES, key=key)

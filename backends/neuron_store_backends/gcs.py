@@ -23,7 +23,7 @@ from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_bool
 from neuron_store_backends._async_objects import AsyncObjects
 from neuron_store_backends._objects import Blob
-from neuron_store_backends._options import TIMES, Times, check_root, require_module
+from neuron_store_backends._options import TIMES, Times, check_root, compression, require_module
 from neuron_store_backends._options import times as read_times
 from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble
 from neuron_store_backends.conditional import ConditionalStore
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GCSStore"]
 
-_OPTIONS = ("anon", "endpoint_url", "project", *TIMES)
+_OPTIONS = ("anon", "compress", "endpoint_url", "project", *TIMES)
 
 _BUCKET = "the bucket does not exist; check its name, or make it"
 _CREDENTIALS = (
@@ -385,6 +385,7 @@ class GCSStore(ConditionalStore):
         times: deadlines.
         name: short name for tables.
         read_only: leave no word of damage behind.
+        compress: `zstd` stores each file compressed that shrinks by it.
     """
 
     def __init__(
@@ -397,6 +398,7 @@ class GCSStore(ConditionalStore):
         times: Times | None = None,
         name: str | None = None,
         read_only: bool = False,
+        compress: str | None = None,
     ) -> None:
         location = f"gs://{address.strip('/')}"
         require_module("gcsfs", "gcs", location)
@@ -408,7 +410,7 @@ class GCSStore(ConditionalStore):
         if project or anon:
             # Without one gcsfs warns at each instance; only making buckets needs it.
             objects.options["project"] = project or "none"
-        super().__init__(objects, name=name, read_only=read_only)
+        super().__init__(objects, name=name, read_only=read_only, compress=compress)
 
     @classmethod
     def from_url(cls, url: TierURL) -> GCSStore:
@@ -431,4 +433,5 @@ class GCSStore(ConditionalStore):
             times=read_times(options, where),
             name=url.name,
             read_only=url.read_only,
+            compress=compression(options, where),
         )

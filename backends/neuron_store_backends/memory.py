@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from neuron_store.errors import ConfigError
 from neuron_store_backends._async_objects import AsyncObjects
 from neuron_store_backends._objects import Blob
+from neuron_store_backends._options import compression
 from neuron_store_backends._trouble import Kind, Trouble
 from neuron_store_backends.conditional import ConditionalStore
 
@@ -79,15 +80,23 @@ class MemoryStore(ConditionalStore):
     A forked child has its own copy: nothing is shared between processes.
     """
 
-    def __init__(self, address: str, *, name: str | None = None, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str | None = None,
+        read_only: bool = False,
+        compress: str | None = None,
+    ) -> None:
         address = address.strip("/")
         if not address or ".." in address.split("/"):
             raise ConfigError(f"tier memory://{address}: give it a name, as in memory://tests")
         objects = MemoryObjects(f"memory://{address}", f"/neuron_store.memory/{address}")
-        super().__init__(objects, name=name, read_only=read_only)
+        super().__init__(objects, name=name, read_only=read_only, compress=compress)
 
     @classmethod
     def from_url(cls, url: TierURL) -> MemoryStore:
-        """Open the tier of a URL; it has no options."""
-        url.checked_options(())
-        return cls(url.address, name=url.name, read_only=url.read_only)
+        """Open the tier of a URL; raises `ConfigError` for an option that it does not know."""
+        options = url.checked_options(("compress",))
+        encoding = compression(options, f"tier {url.location}")
+        return cls(url.address, name=url.name, read_only=url.read_only, compress=encoding)

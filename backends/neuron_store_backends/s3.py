@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_bool
-from neuron_store_backends._options import TIMES, Times, check_root, require_module
+from neuron_store_backends._options import TIMES, Times, check_root, compression, require_module
 from neuron_store_backends._options import times as read_times
 from neuron_store_backends.conditional import ConditionalStore
 
@@ -18,6 +18,7 @@ __all__ = ["S3Store"]
 _OPTIONS = (
     "addressing_style",
     "anon",
+    "compress",
     "endpoint_url",
     "path_style",
     "profile",
@@ -39,6 +40,7 @@ class S3Store(ConditionalStore):
         times: deadlines.
         name: short name for tables.
         read_only: leave no word of damage behind.
+        compress: `zstd` stores each file compressed that shrinks by it.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class S3Store(ConditionalStore):
         times: Times | None = None,
         name: str | None = None,
         read_only: bool = False,
+        compress: str | None = None,
     ) -> None:
         location = f"s3://{address.strip('/')}"
         require_module("botocore", "s3", location)
@@ -77,7 +80,7 @@ class S3Store(ConditionalStore):
             addressing_style=addressing_style,
         )
         objects.identity = f"{location} {endpoint_url} {region} {profile}"
-        super().__init__(objects, name=name, read_only=read_only)
+        super().__init__(objects, name=name, read_only=read_only, compress=compress)
 
     @classmethod
     def from_url(cls, url: TierURL) -> S3Store:
@@ -105,5 +108,6 @@ class S3Store(ConditionalStore):
             addressing_style=style,
             name=url.name,
             read_only=url.read_only,
+            compress=compression(options, where),
             times=read_times(options, where),
         )

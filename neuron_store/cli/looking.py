@@ -187,9 +187,22 @@ def _compared(session: Session, seen: _Seen, first: Artifact | None) -> _Seen:
     details = []
     if first is not None and theirs.has_digests and first.has_digests:
         details += [] if theirs.same_bytes(first) else ["other bytes than the record shown"]
+    details += _forms(theirs)
     if theirs.signatures:
         details.append(_signers(session, theirs))
     return attrs.evolve(seen, detail="; ".join(details))
+
+
+def _forms(artifact: Artifact) -> list[str]:
+    """How a tier stores the files that it does not store as they are."""
+    from neuron_store.byte_sizes import human_bytes  # noqa: PLC0415  (`--help` needs none)
+
+    return [
+        f"{file.name} stored as {file.stored.encoding}: "
+        f"{human_bytes(file.stored.size)} of {human_bytes(file.size)}"
+        for file in artifact.files
+        if file.stored is not None
+    ]
 
 
 def _signers(session: Session, artifact: Artifact) -> str:
@@ -232,7 +245,8 @@ def _tell(session: Session, found: Sequence[_Seen]) -> None:
 
 
 def _record(artifact: Artifact) -> dict[str, Any]:
-    return {**attrs.asdict(artifact), "size": artifact.size}
+    # How the one tier stores it is said of that tier.
+    return {**attrs.asdict(artifact.without_forms()), "size": artifact.size}
 
 
 def _plain(seen: _Seen, *, brief: bool = False) -> dict[str, Any]:
@@ -242,8 +256,15 @@ def _plain(seen: _Seen, *, brief: bool = False) -> dict[str, Any]:
         "outcome": seen.outcome,
         "detail": seen.detail,
     }
+    artifact = seen.artifact
+    if not brief:
+        document["stored_size"] = artifact.stored_size if artifact is not None else None
+        document["stored"] = {
+            file.name: attrs.asdict(file.stored)
+            for file in (artifact.files if artifact is not None else ())
+            if file.stored is not None
+        }
     if brief:
-        artifact = seen.artifact
         document["key"] = seen.key
         document["size"] = artifact.size if artifact is not None else None
         document["created"] = artifact.compiled if artifact is not None else None

@@ -518,7 +518,7 @@ class ConditionalCases:
 
     def test_the_record_of_a_newer_release_is_left_alone(self, place, artifact, source):
         raw = json.loads(dump_record(artifact))
-        raw["neuron_store_record"] = 2
+        raw["neuron_store_record"] = 3
         data = json.dumps(raw).encode()
         place.put("index/k.json", data)
         with pytest.raises(TierError, match="upgrade"):

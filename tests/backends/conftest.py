@@ -5,7 +5,9 @@ import pytest
 from neuron_store import steps
 
 # The shared cases are no test module, so their asserts are rewritten on request.
-pytest.register_assert_rewrite("tests.backends.cases", "tests.backends.fault_cases")
+pytest.register_assert_rewrite(
+    "tests.backends.cases", "tests.backends.compressing_cases", "tests.backends.fault_cases"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ class MemoryPlace:
         self.name = f"test-{uuid.uuid4().hex}"
         self.root = f"/neuron_store.memory/{self.name}"
 
-    def store(self) -> MemoryStore:
-        return MemoryStore(self.name)
+    def store(self, **options) -> MemoryStore:
+        return MemoryStore(self.name, **options)
 
     @property
     def fs(self):

@@ -364,7 +364,7 @@ class TestTrouble:
     def test_a_record_of_a_newer_release_is_no_damage(self, posix, source, tmp_path):
         posix.publish(*source)
         record = posix.root / KEY / RECORD_NAME
-        newer = {**json.loads(record.read_text()), "neuron_store_record": 2}
+        newer = {**json.loads(record.read_text()), "neuron_store_record": 3}
         record.write_text(json.dumps(newer))
         into = tmp_path / "into"
         into.mkdir()

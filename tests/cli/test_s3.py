@@ -66,6 +66,33 @@ def test_a_damaged_record_is_listed_and_the_others_too(s3, bucket, put, places):
     assert outcomes == {KEY: "corrupt", OTHER: "ok"}
 
 
+def test_show_and_doctor_tell_what_is_compressed(server, bucket, command, put, places):
+    data = b"program " * 5000
+    put(places.local, data=data)
+    tier = f"s3://cli/cache?endpoint_url={server.url}&name=far&compress=zstd"
+
+    def run(*arguments):
+        result = command("--local", places.local, "--tier", tier, *arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run("promote", "--all")
+    near, far = json.loads(run("show", KEY, "--json"))["tiers"]
+    name = f"graph_{KEY}.vmfb"
+    form = far["stored"][name]
+    assert form["encoding"] == "zstd"
+    lies = bucket.get_object(Bucket="cli", Key=f"cache/payload/{KEY}/{form['sha256']}/{name}")
+    assert form["size"] == lies["ContentLength"] == far["stored_size"] < 1000
+    assert (near["stored"], near["stored_size"]) == ({}, len(data))
+    assert f"{name} stored as zstd: {form['size']} B of 39.1 KiB" in run("show", KEY)
+    checks = {c["name"]: c for c in json.loads(run("doctor", "--json"))["tiers"][1]["checks"]}
+    assert checks["compress"]["detail"].startswith("zstd")
+    assert "compress=zstd" in run("config")
+    shutil.rmtree(places.local)
+    run("fetch", KEY)
+    assert (places.local / KEY / name).read_bytes() == data
+
+
 def test_doctor_finds_it_fit(s3):
     tier = s3("doctor")["tiers"][1]
     assert tier["location"] == "s3://cli/cache"
