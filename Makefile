@@ -43,13 +43,17 @@ export PYTHONDONTWRITEBYTECODE=
 # `make wheel` and `make examples` run those two files.
 APART := --ignore=tests/test_wheel.py --ignore=tests/test_examples.py
 
-# torch and JAX start threads, which a forked rank of other tests must not inherit: two processes.
+# Tests of deadlines, races and servers wait more than they work, so several files run at once.
+WORKERS ?= 3
+SIDE_BY_SIDE := -q -n $(WORKERS) --dist loadscope
+
+# torch and JAX start threads, which a forked rank of other tests must not inherit: two runs.
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(APART) -m 'not torch' $(ARGS)
-	@$(BIN)/python -m pytest $(APART) -m torch $(ARGS)
+	@$(BIN)/python -m pytest $(APART) $(SIDE_BY_SIDE) -m 'not torch' $(ARGS)
+	@$(BIN)/python -m pytest $(APART) $(SIDE_BY_SIDE) -m torch $(ARGS)
 
 test-quick: $(STAMP)
-	@$(BIN)/python -m pytest $(APART) -m 'not slow and not nfs and not bench and not torch' $(ARGS)
+	@$(BIN)/python -m pytest $(APART) $(SIDE_BY_SIDE) -m 'not slow and not nfs and not bench and not torch' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def blocks():
     for page in PAGES:
         for number, code in enumerate(BLOCK.findall(page.read_text())):
-            needs = ["torch"] if "import torch" in code else []
+            needs = ["torch"] if "import torch" in code or "fx_key" in code else []
             marks = [pytest.mark.torch] if needs else []
             yield pytest.param(code, needs, marks=marks, id=f"{page.name}-{number}")
 
