@@ -52,7 +52,8 @@ def _has_credential(text: str) -> bool:
 
 def parse_bool(value: str | bool | int, *, what: str) -> bool:
     """1/0/true/false/yes/no, in any case. `what` names the setting in the `ConfigError`."""
-    if isinstance(value, str) or value in {0, 1}:
+    # From a settings file it may be anything; an integer too long for `str`, too.
+    if isinstance(value, str) or value is True or value is False or value in (0, 1):
         text = str(value).strip().lower()
         if text in _TRUE:
             return True
@@ -158,7 +159,7 @@ def _with_options(scheme: str, address: str, options: Mapping[str, str]) -> Tier
     for option, value in options.items():
         if _has_credential(value) or _USER_INFO.search(option):
             raise ConfigError(
-                f"tier {where}: option {shown(option)} carries credentials in its URL; take them out: "
+                f"tier {where}: option {shown(option)} carries credentials; take them out: "
                 "they come from the cloud's own chain (environment, profile, role)"
             )
     rest = {k: v for k, v in options.items() if k not in {"name", "read_only"}}

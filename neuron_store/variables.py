@@ -257,10 +257,11 @@ class Sources:
         fields = {v.field for v in VARIABLES.values()}
         for key in content:
             if key not in fields:
-                near = difflib.get_close_matches(key, fields, 1)
+                near = difflib.get_close_matches(key[:100], fields, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(
-                    f"{path}: unknown setting {shown(key)}{hint} (known: {', '.join(sorted(fields))})"
+                    f"{path}: unknown setting {shown(key)}{hint} "
+                    f"(known: {', '.join(sorted(fields))})"
                 )
         return cls(environ, content, path)
 

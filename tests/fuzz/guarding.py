@@ -40,8 +40,9 @@ _CHANGES = {
 _FORBIDDEN = frozenset(
     {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"}
 )
-_root: str | None = None
-_installed = False
+_watching = False
+# Those of earlier tests too: a thread may still put down there what it noted.
+_roots: set[str] = set()
 
 
 def _outside(path: Any) -> bool:
@@ -50,15 +51,14 @@ def _outside(path: Any) -> bool:
     name = os.fsdecode(path)
     if not os.path.isabs(name):
         # By a directory's descriptor, or below the current directory, which is the root.
-        return os.path.normpath(name).startswith("..")
+        return f"{os.path.normpath(name)}/".startswith("../")
     if name == os.devnull or "__pycache__" in name:
         return False
-    assert _root is not None
-    return not os.path.normpath(name).startswith((f"{_root}/", _root))
+    return not f"{os.path.normpath(name)}/".startswith(tuple(_roots))
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if _root is None:
+    if not _watching:
         return
     if event == "open":
         path, mode, flags = args
@@ -103,10 +103,10 @@ def listening() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def confined(root: str) -> Iterator[None]:
     """Raise `Broken` where something outside of `root` would be changed, or time runs out."""
-    global _root, _installed
-    if not _installed:
-        _installed = True
+    global _watching  # noqa: PLW0603  (a hook of the whole process, which cannot be removed)
+    if not _roots:
         sys.addaudithook(_hook)
+    _roots.add(f"{root}/")
 
     def too_long(*_: object) -> None:
         raise Broken(f"took more than {CPU_SECONDS:g} s of the processor")
@@ -114,11 +114,11 @@ def confined(root: str) -> Iterator[None]:
     before = signal.signal(signal.SIGPROF, too_long)
     # Of the processor's time: a busy machine breaks no promise.
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-    _root = root
+    _watching = True
     try:
         yield
     finally:
-        _root = None
+        _watching = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
 

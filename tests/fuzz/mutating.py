@@ -1,4 +1,4 @@
-"""Changes valid input: bytes anywhere, and JSON by its parts. The same seed gives the same input."""
+"""Changes valid input: bytes anywhere, JSON by its parts. The same seed gives the same input."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neuron_store.registry import get_compiler
 from tests.fuzz.guarding import Broken, check_logged, check_told, confined, listening
 from tests.fuzz.mutating import Mutator, shrunk
 from tests.fuzz.targets import TARGETS, Target
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
+STUBS = Path(__file__).parents[1] / "stubs"
 SLICE = 0.5
 MEMORY = 2 << 30
 KEPT = 20
@@ -91,7 +93,9 @@ def _kind(text: str) -> str:
 
 def told(error: BaseException) -> str:
     """An exception's kind and where it came from: the same for inputs that hit the same fault."""
-    ours = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    ours = [
+        f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename
+    ]
     inside = [f for f in ours if "/tests/" not in f.filename] or ours
     place = inside[-1] if inside else None
     where = f"{Path(place.filename).name}:{place.lineno}" if place is not None else "?"
@@ -137,7 +141,7 @@ class Runner:
             kind = run_one(target, data, self.home, self.logged)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001  (that is what is looked for)
+        except BaseException as error:
             self.keep(target, data, error, found)
             return False
         found.slowest = max(found.slowest, time.process_time() - began)
@@ -153,7 +157,7 @@ class Runner:
                 run_one(target, shorter, self.home, self.logged)
             except KeyboardInterrupt:
                 raise
-            except BaseException as other:  # noqa: BLE001  (as above)
+            except BaseException as other:
                 return told(other) == kind
             return False
 
@@ -215,13 +219,20 @@ class in_home:  # noqa: N801  (reads as what it does)
     def __enter__(self) -> Path:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._before = os.getcwd()
-        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix="neuron_store_fuzz.", dir=memory)))
+        self.path = Path(
+            os.path.realpath(tempfile.mkdtemp(prefix="neuron_store_fuzz.", dir=memory))
+        )
         os.chdir(self.path)
         # Asked for by the readers of compiler flags: finding one writes a file.
         tempfile.gettempdir()
+        # As does asking the stub that stands for neuronx-cc for its version: a process.
+        self._path = os.environ["PATH"]
+        os.environ["PATH"] = f"{STUBS}:{self._path}"
+        get_compiler("neuronx-cc").version()
         return self.path
 
     def __exit__(self, *_: object) -> None:
+        os.environ["PATH"] = self._path
         os.chdir(self._before)
         shutil.rmtree(self.path, ignore_errors=True)
 
