@@ -49,6 +49,7 @@ class CachedGraph:
         coordinator: what gets the artifact; asked for when it is first needed.
         compiler: its adapter.
         flags: for the compiler.
+        recorded: for the ledger, all that the compiler gets.
         eager_on_refusal: run `gm` itself, with one warning, when the lowering refuses it.
     """
 
@@ -60,6 +61,7 @@ class CachedGraph:
         compiler: Compiler,
         flags: Sequence[str] | str,
         *,
+        recorded: Sequence[str],
         eager_on_refusal: bool,
     ) -> None:
         self._gm = gm
@@ -67,6 +69,7 @@ class CachedGraph:
         self._coordinator = coordinator
         self._compiler = compiler
         self._flags = flags
+        self._recorded = recorded
         self._eager_on_refusal = eager_on_refusal
         self._eager = False
         self._inputs = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
@@ -124,7 +127,7 @@ class CachedGraph:
             key=key, compile=lambda directory: compile_into(key, directory), components=components
         )
         # Every rank that traced the graph says so, whoever of them compiles it.
-        record_graph(key, _rank, lambda: [a for a in args if hasattr(a, "shape")], self._flags)
+        record_graph(key, _rank, lambda: [a for a in args if hasattr(a, "shape")], self._recorded)
         try:
             return self._entry(self._coordinator().get_or_compile(job))
         except TierError as error:

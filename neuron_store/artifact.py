@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store._strict_json import load_json
 from neuron_store.errors import InvalidKey, InvalidRecord
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
     if len(data) > MAX_RECORD_BYTES:
         raise InvalidRecord(f"{len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
     try:
-        raw = json.loads(data, parse_constant=_refuse_constant)
+        raw = load_json(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not JSON ({error})") from None
     if not isinstance(raw, dict) or "neuron_store_record" not in raw:
@@ -286,10 +287,6 @@ def _parse(data: bytes) -> tuple[Artifact, Mapping[str, bytes]]:
             f"{ENCODED_VERSION}: upgrade neuron-store",
         )
     return _structure(raw)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _structure(raw: dict[str, Any]) -> tuple[Artifact, Mapping[str, bytes]]:
@@ -362,8 +359,8 @@ def _files(raw: object, *, encoded: bool) -> tuple[ArtifactFile, ...]:
             entry.get("size"),
             entry.get("sha256"),
         )
-        if type(size) is not int or size < 0:
-            raise InvalidRecord(f"size of {name!r} is not a count of bytes: {size!r}")
+        if type(size) is not int or not 0 <= size < 1 << 63:
+            raise InvalidRecord(f"size of {name!r} is not a count of bytes: {size!r:.40}")
         if sha256 is not None and (not isinstance(sha256, str) or _SHA256.match(sha256) is None):
             raise InvalidRecord(f"sha256 of {name!r} is not 64 hex digits")
         # Version 1 does not know the field, and passes over it as its own releases do.

@@ -209,8 +209,12 @@ def _job(line: str, folder: Path, *, inline: bool) -> CompileJob:
     if not isinstance(extra, dict):
         raise ConfigError("extra is not an object")
     graph = folder / said["graph"]
-    if not graph.exists():
-        raise ConfigError(f"graph {graph} is not there")
+    try:
+        there = graph.exists()
+    except OSError as error:
+        raise ConfigError(f"graph {str(graph)[:200]} cannot be read: {error.strerror}") from error
+    if not there:
+        raise ConfigError(f"graph {str(graph)[:200]} is not there")
     compiler = get_compiler(said["compiler"])
     more = {"extra": extra} if extra else {}
     return compiler.job(read_graph(graph) if inline else graph, flags=flags, **more)

@@ -36,5 +36,7 @@ def parse_bytes(text: str, *, option: str) -> int:
         if not 0 <= size < float(1 << 63):
             raise ValueError(text)  # noqa: TRY301  (one message for all)
     except ValueError:
-        raise ConfigError(f"{option} {text!r} is no size; write 2000000000, 500M or 20G") from None
+        raise ConfigError(
+            f"{option} {text[:80]!r} is no size; write 2000000000, 500M or 20G"
+        ) from None
     return int(size)

@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 _PATH_MARK = "@path"
+_LONGEST = 64 << 10
+"""Characters of one string of flags: shlex takes a time that grows with the square of a token."""
 
 
 @attrs.frozen
@@ -135,7 +137,8 @@ def parse_flags(flags: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC) -
     `--k v` is one option when `v` cannot be an option itself or `--k` is known to take a value.
 
     Raises:
-        ConfigError: an unbalanced quote, or something that is not text.
+        ConfigError: an unbalanced quote, a string of more than 64 Ki characters, or something that
+            is not text.
     """
     tokens = _tokens(flags)
     found: list[Flag] = []
@@ -269,11 +272,13 @@ def last_value(
 def recorded_flags(flags: Sequence[str] | str) -> list[str]:
     """The tokens of flags that somebody recorded; a list is taken as it is.
 
-    Text whose quotes do not close is split at blanks: it is no request that could be put right, and
-    what was recorded must not be lost.
+    Text whose quotes do not close, or of more than 64 Ki characters, is split at blanks: it is no
+    request that could be put right, and what was recorded must not be lost.
     """
     if not isinstance(flags, str):
         return [str(flag) for flag in flags]
+    if len(flags) > _LONGEST:
+        return flags.split()
     try:
         return shlex.split(flags)
     except ValueError:
@@ -324,6 +329,11 @@ _ABSOLUTE = re.compile(
 
 def _tokens(flags: object) -> list[str]:
     if isinstance(flags, str):
+        if len(flags) > _LONGEST:
+            raise ConfigError(
+                f"compiler flags of {len(flags)} characters; at most {_LONGEST} are split, "
+                "so give a list"
+            )
         try:
             return shlex.split(flags)
         except ValueError as error:

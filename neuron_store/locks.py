@@ -9,6 +9,7 @@ own waiters, who holds the lock; it is never a ground for breaking it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
@@ -241,12 +242,12 @@ def read_holder_note(path: str) -> HolderNote | None:
     try:
         timestamp = float(facts["timestamp"])
     except (KeyError, ValueError):
-        timestamp = None
+        timestamp = math.nan
     shown = {name: "".join(c for c in text[:80] if c.isprintable()) for name, text in facts.items()}
     return HolderNote(
         pid=int(facts["pid"]),
         process_name=shown.get("process_name", "") or "unknown",
         host=shown.get("host", "") or socket.gethostname(),
-        timestamp=timestamp,
+        timestamp=timestamp if math.isfinite(timestamp) else None,
         rank=shown.get("rank") or None,
     )

@@ -13,7 +13,7 @@ from neuron_store.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["TierURL", "parse_bool", "parse_tier_url"]
+__all__ = ["TierURL", "parse_bool", "parse_tier_url", "shown"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BARE_OPTIONS = re.compile(r"\?((?:read_only|name)=[^?]*)\Z")
@@ -22,18 +22,44 @@ _SECRET = re.compile(
     r"secret|password|^pw$|^pass$|^pwd$|passwd|token|credential|signature|access_?key|account_?key|api_?key|^key$|^sas|^sig$",
     re.IGNORECASE,
 )
+_SECRET_VALUE = re.compile(
+    r"(?:secret|password|passwd|token|credential|signature|access_?key|account_?key|api_?key|\bsas|"
+    r"\b(?:pw|pass|pwd|key|sig))[^=&?\s]*[\"']?\s*=",
+    re.IGNORECASE,
+)
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
 
 
+def shown(value: object, limit: int = 200) -> str:
+    """A setting's value for a message: short, and *** where it may hold a credential.
+
+    Of what has parts only the kind is told.
+    """
+    if isinstance(value, str):
+        return "***" if _has_credential(value) else repr(value[:limit])
+    # Python refuses to spell an integer of thousands of digits.
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _has_credential(text: str) -> bool:
+    return _USER_INFO.search(text) is not None or _SECRET_VALUE.search(text) is not None
+
+
 def parse_bool(value: str | bool | int, *, what: str) -> bool:
     """1/0/true/false/yes/no, in any case. `what` names the setting in the `ConfigError`."""
-    text = str(value).strip().lower()
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise ConfigError(f"{what}={value!r} is not a boolean; use 1, 0, true, false, yes or no")
+    # From a settings file it may be anything; an integer too long for `str`, too.
+    if isinstance(value, str) or value is True or value is False or value in (0, 1):
+        text = str(value).strip().lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+    raise ConfigError(f"{what}={shown(value)} is not a boolean; use 1, 0, true, false, yes or no")
 
 
 @attrs.frozen
@@ -61,7 +87,7 @@ class TierURL:
         for option in self.options:
             if option not in names:
                 raise ConfigError(
-                    f"tier {self.location}: unknown option {option!r}; "
+                    f"tier {self.location[:200]}: unknown option {shown(option)}; "
                     f"known: {', '.join([*names, 'name', 'read_only'])}"
                 )
         return self.options
@@ -83,9 +109,8 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
         # A bare path is taken as it is, `?` and `#` being legal in file names; but for the two
         # options that every tier has.
         if not text.startswith(("/", "~")):
-            shown = "***" if _USER_INFO.search(text) else text[:200]
             raise ConfigError(
-                f"tier {shown!r} is neither a URL nor an absolute path; "
+                f"tier {shown(text)} is neither a URL nor an absolute path; "
                 "write /mnt/cache, s3://bucket/prefix, ..."
             )
         options = dict(extra or {})
@@ -105,37 +130,39 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
         ) from None
     if parts.fragment:
         raise ConfigError(
-            f"tier URL {scheme}://{parts.netloc.rsplit('@', 1)[-1]}{parts.path} has a fragment "
+            f"tier URL {scheme}://... has a fragment "
             "(#...), which means nothing here; write # as %23 if it belongs to the name"
         )
-    if "@" in parts.netloc and scheme not in {"abfs", "abfss"}:
+    address = parts.netloc + parts.path
+    user = parts.netloc.rpartition("@")[0]
+    # Of abfs it is the container.
+    if _USER_INFO.search(address) or (user and (scheme not in {"abfs", "abfss"} or ":" in user)):
         raise ConfigError(
-            f"tier URL {scheme}://***@{parts.netloc.rsplit('@', 1)[1]} carries credentials; "
+            f"tier URL {scheme}://***@... carries credentials; "
             "take them out: they come from the cloud's own chain (environment, profile, role)"
         )
-    address = (
-        unquote(parts.netloc + parts.path)
-        if scheme in {"posix", "local"}
-        else (parts.netloc + parts.path)
-    )
+    if scheme in {"posix", "local"}:
+        address = unquote(address)
+    elif not address.isprintable():
+        raise ConfigError(f"tier URL with scheme {scheme!r} has characters that cannot be shown")
     return _with_options(scheme, address, {**query, **(extra or {})})
 
 
 def _with_options(scheme: str, address: str, options: Mapping[str, str]) -> TierURL:
-    where = f"{scheme}://{address}"
+    where = f"{scheme}://{address[:200]}"
     for option in options:
         if _SECRET.search(option):
             raise ConfigError(
-                f"tier {where}: option {option!r} looks like a credential; take it out: "
+                f"tier {where}: option {shown(option)} looks like a credential; take it out: "
                 "credentials come from the cloud's own chain (environment, profile, role)"
             )
     for option, value in options.items():
-        if _USER_INFO.search(str(value)):
+        if _has_credential(value) or _USER_INFO.search(option):
             raise ConfigError(
-                f"tier {where}: option {option!r} carries credentials in its URL; take them out: "
+                f"tier {where}: option {shown(option)} carries credentials; take them out: "
                 "they come from the cloud's own chain (environment, profile, role)"
             )
-    rest = {k: str(v) for k, v in options.items() if k not in {"name", "read_only"}}
+    rest = {k: v for k, v in options.items() if k not in {"name", "read_only"}}
     return TierURL(
         scheme=scheme,
         address=address,

@@ -22,6 +22,8 @@ from neuron_store._once import warn_once
 from neuron_store._torch_graph import CachedGraph
 from neuron_store.abc import ArtifactStore
 from neuron_store.compiler_flags import parse_flags
+from neuron_store.compilers._neuron_target import TARGET_OVERRIDE
+from neuron_store.compilers.neuronx_cc import CC_FLAGS
 from neuron_store.coordinator import CompileCoordinator
 from neuron_store.errors import Unkeyable, UnsupportedOperator
 from neuron_store.fx_key import graph_components, installed_version
@@ -79,7 +81,10 @@ def _compiled(
     try:
         components = {
             **graph_components(
-                gm, example_inputs, extra=options.extra, **_compiler_parts(name, flags)
+                gm,
+                example_inputs,
+                extra=options.extra,
+                **_compiler_parts(name, flags, tuple(map(os.environ.get, _DECIDING))),
             ),
             "lowering": f"{lowering_version()} {_jax_versions()}",
         }
@@ -93,6 +98,7 @@ def _compiled(
             functools.partial(_coordinator, options),
             get_compiler(name),
             flags,
+            recorded=(*flags, *_added_flags(name)),
             eager_on_refusal=options.fallback == "eager",
         )
     )
@@ -132,10 +138,14 @@ def _default_compiler() -> str:
 _EMPTY_HLO = bytes.fromhex("0a0565656565651205656565656530011a00")
 _DEMOTE = "iree-input-demote-f64-to-f32"
 _EMPTY = {"iree": b"module {\n}\n"}
+# Variables that an adapter reads: another value of one makes another key.
+_DECIDING = (CC_FLAGS, TARGET_OVERRIDE)
 
 
 @functools.lru_cache(maxsize=64)
-def _compiler_parts(name: str, flags: tuple[str, ...]) -> Mapping[str, str]:
+def _compiler_parts(
+    name: str, flags: tuple[str, ...], _environment: tuple[str | None, ...]
+) -> Mapping[str, str]:
     """The compiler, its version, canonical flags and target, as the adapter has them in keys."""
     job = get_compiler(name).job(_EMPTY.get(name, _EMPTY_HLO), flags=flags)
     return {
@@ -150,6 +160,12 @@ def _flags(name: str, flags: Sequence[str] | str) -> tuple[str, ...]:
         # IREE's default would make float32 of float64, also in the results' type.
         return (f"--{_DEMOTE}=false", *tokens)
     return tokens
+
+
+def _added_flags(name: str) -> tuple[str, ...]:
+    """What the adapter takes from the environment: the compiler gets it, so a manifest tells it."""
+    added = os.environ.get(CC_FLAGS, "") if name == "neuronx-cc" else ""
+    return tuple(token for flag in parse_flags(added) for token in flag.tokens)
 
 
 @functools.cache

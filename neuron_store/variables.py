@@ -6,6 +6,7 @@ import difflib
 import logging
 import math
 import os
+import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import attrs
 
 from neuron_store.abc import check_ttl
 from neuron_store.errors import ConfigError
-from neuron_store.tier_url import parse_bool
+from neuron_store.tier_url import parse_bool, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,15 +24,17 @@ __all__ = ["CONFIG_VARIABLE", "VARIABLES", "Sources", "Variable", "warn_about_st
 _log = logging.getLogger(__name__)
 
 CONFIG_VARIABLE = "NEURON_STORE_CONFIG"
+_LARGEST_FILE = 1 << 20
+_OURS = re.compile(r"NEURON_STORE_[A-Za-z0-9_]{1,100}\Z")
 
 
 def _seconds(value: Any, what: str) -> float:
     try:
         seconds = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not (0 < seconds < math.inf):
-        raise ConfigError(f"{what}={value!r} is not a positive number of seconds")
+        raise ConfigError(f"{what}={shown(value)} is not a positive number of seconds")
     return seconds
 
 
@@ -45,7 +48,7 @@ def _count(value: Any, what: str) -> int:
     except ValueError:
         count = 0
     if not 1 <= count <= 10_000:
-        raise ConfigError(f"{what}={value!r} is not a whole number from 1 to 10000")
+        raise ConfigError(f"{what}={shown(value)} is not a whole number from 1 to 10000")
     return count
 
 
@@ -55,14 +58,14 @@ def _flag(value: Any, what: str) -> bool:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or "\0" in value:
-        raise ConfigError(f"{what}={value!r} is not a string")
+        raise ConfigError(f"{what}={shown(value)} is not a string")
     return value
 
 
 def _promote(value: Any, what: str) -> str:
-    if value not in {"auto", "explicit"}:
-        raise ConfigError(f"{what}={value!r} is neither 'auto' nor 'explicit'")
-    return str(value)
+    if not isinstance(value, str) or value not in {"auto", "explicit"}:
+        raise ConfigError(f"{what}={shown(value)} is neither 'auto' nor 'explicit'")
+    return value
 
 
 def _verify(value: Any, what: str) -> str:
@@ -90,11 +93,19 @@ def _tiers(value: Any, what: str) -> tuple[tuple[str, Mapping[str, str]], ...]:
         if isinstance(entry, str):
             tiers.append((entry, {}))
         elif isinstance(entry, dict) and isinstance(entry.get("url"), str):
-            options = {k: str(v) for k, v in entry.items() if k != "url"}
+            options = {k: _option(v, f"{what}: {shown(k)}") for k, v in entry.items() if k != "url"}
             tiers.append((entry["url"], options))
         else:
             raise ConfigError(f"{what}: each tier is a URL or a table with a 'url'")
     return tuple(tiers)
+
+
+def _option(value: Any, what: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > 1 << 63):
+        raise ConfigError(f"{what}={shown(value)} is neither a string, a boolean nor a number")
+    return str(value)
 
 
 @attrs.frozen
@@ -271,18 +282,28 @@ class Sources:
             return cls(environ, {}, None)
         try:
             with open(os.path.expanduser(path), "rb") as file:
-                content = tomllib.load(file)
-        except OSError as error:
-            raise ConfigError(f"{CONFIG_VARIABLE}={path}: {error.strerror or error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{CONFIG_VARIABLE}={path} is not TOML: {error}") from error
+                data = file.read(_LARGEST_FILE + 1)
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{CONFIG_VARIABLE}={shown(path)}: {reason}") from error
+        if len(data) > _LARGEST_FILE:
+            raise ConfigError(
+                f"{CONFIG_VARIABLE}={shown(path)} has more than {_LARGEST_FILE} bytes; "
+                "name a file of settings"
+            )
+        try:
+            content = tomllib.loads(data.decode())
+        # ValueError: TOMLDecodeError, UnicodeDecodeError, and what int() makes of 5000 digits.
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{CONFIG_VARIABLE}={shown(path)} is not TOML: {error}") from error
         fields = {v.field for v in VARIABLES.values()}
         for key in content:
             if key not in fields:
-                near = difflib.get_close_matches(key, fields, 1)
+                near = difflib.get_close_matches(key[:100], fields, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(
-                    f"{path}: unknown setting {key!r}{hint} (known: {', '.join(sorted(fields))})"
+                    f"{path}: unknown setting {shown(key)}{hint} "
+                    f"(known: {', '.join(sorted(fields))})"
                 )
         return cls(environ, content, path)
 
@@ -309,7 +330,7 @@ def warn_about_strangers(environ: Mapping[str, str]) -> None:
         if name in _STRANGERS:
             _warned.add(name)
             _log.warning("%s is set, and not read by neuron_store; use %s", name, _STRANGERS[name])
-        elif name.startswith("NEURON_STORE_") and name not in {*VARIABLES, CONFIG_VARIABLE}:
+        elif _OURS.match(name) and name not in {*VARIABLES, CONFIG_VARIABLE}:
             _warned.add(name)
             near = difflib.get_close_matches(name, [*VARIABLES, CONFIG_VARIABLE], 1)
             hint = f"; did you mean {near[0]}?" if near else ""

@@ -11,6 +11,7 @@ import pytest
 from neuron_store import Publication
 from neuron_store.artifact import dump_record
 from neuron_store.testing import ArtifactStoreContract
+from neuron_store.testing.contract import KEY
 from neuron_store_backends.posix import PosixStore
 from neuron_store_backends.renaming import with_digests
 
@@ -72,6 +73,23 @@ def test_a_store_where_the_last_writer_wins_fails(tmp_path):
         Contract().test_the_first_writer_stays_whatever_the_size(
             Replaces(tmp_path / "tier"), tmp_path, 1
         )
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_store_that_ignores_exclusive_create_for_small_files_fails(tmp_path, limit):
+    """Pitfall 19: the contract asks with 0 B, 1 B and 6 MiB."""
+
+    class SmallOnesReplace(Replaces):
+        def publish(self, artifact, source, *, consume=False):
+            if artifact.size < limit:
+                return super().publish(artifact, source, consume=consume)
+            return PosixStore.publish(self, artifact, source, consume=consume)
+
+    contract, tier = Contract(), SmallOnesReplace(tmp_path / "tier")
+    with pytest.raises(AssertionError):
+        contract.test_the_first_writer_stays_whatever_the_size(tier, tmp_path / "a", limit - 1)
+    tier.delete(KEY)
+    contract.test_the_first_writer_stays_whatever_the_size(tier, tmp_path / "b", 6 << 20)
 
 
 def test_a_store_that_shows_half_an_artifact_fails_the_readers(tmp_path):

@@ -28,7 +28,7 @@ from neuron_store.policy import CompilePolicy
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
-from tests.fakes import FakeCompile, starts, write_entry
+from tests.fakes import FakeCompile, neff, starts, write_entry
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -120,6 +120,45 @@ def test_all_ranks_share_one_compile(ranks, count):
     assert [t.error for t in told] == [None] * count
     assert {t.path for t in told} == {f"{ranks.root}/{KEY}"}
     assert len(starts(ranks.log)) == 1
+    assert leftovers(ranks.root) == []
+
+
+def _engine(root, compiles, meeting):
+    barrier, results = meeting
+    coordinator = CompileCoordinator(TieredStore([LocalStore(root)]))
+    barrier.wait(60)
+    try:
+        paths = [coordinator.get_or_compile(each.job()) for each in compiles]
+        results.put([(path / f"graph_{path.name}.neff").read_bytes() for path in paths])
+    except Exception as error:
+        results.put(error)
+
+
+def test_eight_engines_start_cold_on_one_root_and_each_has_the_right_files(ranks, tmp_path):
+    """Pitfall 36: they neither clobber each other's directories nor compile anything twice."""
+    keys = [f"{n:032x}" for n in range(4)]
+    wanted = {key: b"payload of " + key.encode() * 1000 for key in keys}
+    ranks.barrier = ranks.context.Barrier(8)
+    for engine in range(8):
+        # Each begins with another graph.
+        mine = [keys[(engine + n) % 4] for n in range(4)]
+        compiles = [
+            FakeCompile(key, f"{ranks.log}.{key}", seconds=0.1, payload=wanted[key]) for key in mine
+        ]
+        meeting = (ranks.barrier, ranks.results)
+        process = ranks.context.Process(
+            target=_engine, args=(ranks.root, compiles, meeting), daemon=True
+        )
+        process.start()
+        ranks.processes.append(process)
+    told = [ranks.results.get() for _ in range(8)]
+    for answer in told:
+        assert sorted(answer) == sorted(neff(payload) for payload in wanted.values())
+    assert [len(starts(f"{ranks.log}.{key}")) for key in keys] == [1] * 4
+    local = LocalStore(ranks.root)
+    assert sorted(local.keys()) == keys
+    for key in keys:
+        assert local.verify(key).file(f"graph_{key}.neff").size == len(neff(wanted[key]))
     assert leftovers(ranks.root) == []
 
 

@@ -76,6 +76,7 @@ def test_different_components_have_different_keys(one, other):
 
 @given(component_sets, st.text(min_size=1, max_size=6), values)
 def test_a_component_more_or_a_changed_one_changes_the_key(components, name, value):
+    """Pitfalls 10 and 12: whatever is named as a component is in the key."""
     changed = {**components, name: value}
     same = name in components and spelled(components[name]) == spelled(value)
     assert (compute_key(changed) == compute_key(components)) == same
@@ -182,6 +183,7 @@ print(compute_key({
 
 
 def test_equal_components_have_one_key_in_every_process_whatever_its_environment(tmp_path):
+    """Pitfall 11: another home, cache root, rank or hash seed changes no key."""
     keys = set()
     for seed, home, rank in [("0", "/home/al", "0"), ("1", "/data/bob", "3"), ("77", "/root", "9")]:
         environment = {

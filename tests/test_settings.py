@@ -219,6 +219,15 @@ def test_disabled_and_no_compile_contradict():
         ("tiers = [{name = 'x'}]", "url"),
         ("compilation_timeout = 'x'", "compilation_timeout"),
         ("[[tiers]]\nurl = 's3://b/p'\nsecret_key = 'hush'", "credential"),
+        ("remote_cache = {url = 's3://b', password = 'hush'}", "a dict is not a string"),
+        ("remote_cache = ['s3://u:hush@b']", "a list is not a string"),
+        ("promote = 's3://u:hush@b'", "neither 'auto'"),
+        ("disable_compile_cache = []", "not a boolean"),
+        (f"compilation_timeout = 0x{'f' * 400}", "an integer of 1600 bits"),
+        (f"compilation_timeout = {'9' * 5000}", "not TOML"),
+        (f"tiers = {'[' * 3000}", "not TOML"),
+        (f"[[tiers]]\nurl = 's3://b'\nregion = 0x{'f' * 9000}", "neither a string"),
+        ("#" * (1 << 20) + "\n", "more than 1048576 bytes"),
     ],
 )
 def test_an_unusable_file_is_named_with_its_fault(tmp_path, text, told):
@@ -298,6 +307,10 @@ class TestTierUrls:
             "s3://b/p?key=hush",
             "s3://b/p?pw=hush",
             "s3://b/p?endpoint_url=http://user:hush@127.0.0.1:9000",
+            "s3://b/p?endpoint_url=http://h?token=hush",
+            "s3://b/p?http://user:hush@h=1",
+            "s3://b/p://user:hush@h/x",
+            "abfs://user:hush@account/p",
         ],
     )
     def test_credentials_in_a_url_are_refused_and_not_repeated(self, text):
@@ -307,7 +320,16 @@ class TestTierUrls:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "cache", "s3:/x", "s3://b/p?read_only=perhaps", "s3://b/p#x", "s3:/AK:hush@b/p"],
+        [
+            "",
+            "cache",
+            "s3:/x",
+            "s3://b/p?read_only=perhaps",
+            "s3://b/p#x",
+            "s3:/AK:hush@b/p",
+            "s3:/b?token=hush",
+            "s3://b/\x1b[2J",
+        ],
     )
     def test_what_is_no_address_is_refused(self, text):
         with pytest.raises(ConfigError) as caught:

@@ -307,7 +307,7 @@ class ObjectGuard(Guard):
 def _facts(content: bytes) -> dict[str, object]:
     try:
         facts = json.loads(content[content.find(b"{") :])
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
 

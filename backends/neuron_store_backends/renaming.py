@@ -277,7 +277,10 @@ class RenamingStore(ArtifactStore):
             return Publication.REPAIRED if os.path.lexists(f"{self._root}/{key}") else None
         try:
             theirs = existing if existing.has_digests else self.verify(key)
-        except (ArtifactCorrupt, ArtifactNotFound):
+        except ArtifactCorrupt:
+            # Looked at again before it is taken away: it may be another one by then.
+            return Publication.REPAIRED
+        except ArtifactNotFound:
             return self._judge(artifact, source)
         mine = with_digests(artifact, source)
         return Publication.PRESENT if theirs.same_bytes(mine) else Publication.CONFLICT

@@ -18,6 +18,7 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn, override
 
+from neuron_store._strict_json import load_json
 from neuron_store.artifact import is_key
 from neuron_store.errors import ManifestError
 
@@ -60,8 +61,10 @@ def _plain_key(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 def _counts(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     numbers = value if isinstance(value, tuple) else (value,)
-    if any(number is not None and number < 0 for number in numbers):
-        raise ValueError(f"{attribute.name} {value!r} is negative")
+    for number in numbers:
+        if number is not None and not 0 <= number < 1 << 63:
+            what = "is negative" if number < 0 else "is no count"
+            raise ValueError(f"{attribute.name} {number!r:.40} {what}")
 
 
 @attrs.frozen
@@ -268,7 +271,7 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             f"{len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read", source=source
         )
     try:
-        raw = json.loads(data)
+        raw = load_json(data)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"not JSON ({error})", source=source) from None
     if not isinstance(raw, dict) or "manifest_version" not in raw:

@@ -201,6 +201,7 @@ class ConditionalCases:
         assert sorted(place.store().keys()) == ["MODULE_1a+2b", "k"]
 
     def test_what_another_client_writes_is_seen_at_once(self, place, artifact, source, into):
+        """Pitfall 21."""
         one, two = place.store(), place.store()
         assert two.find("k") is None
         assert list(two.keys()) == []
@@ -307,6 +308,7 @@ class ConditionalCases:
         self.race(place, source, tmp_path, "spawn")
 
     def test_a_forked_child_uses_what_its_parent_used(self, place, artifact, source, tmp_path):
+        """Pitfall 22."""
         if not place.forks:
             pytest.skip("the tier is for threads")
         store = place.store()
@@ -597,6 +599,7 @@ class ConditionalCases:
     # -- measured -------------------------------------------------------------------------------
 
     def test_the_probe_finds_an_honest_tier_fit_and_leaves_nothing(self, place):
+        """Pitfall 19: measured for 0 B, 1 B and 6 MiB."""
         report = place.store().probe()
         assert report.refused is None, report
         assert all(check.passed for check in report.checks), report

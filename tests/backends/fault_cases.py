@@ -97,6 +97,7 @@ class FaultCases:
         assert contents_of(into) == CONTENTS
 
     def test_a_conflict_that_never_ends_is_an_error(self, place, faults, artifact, source):
+        """Pitfall 18: it is retried for a while, and is never taken for "exists"."""
         place.store().publish(artifact, source)
         _honesty._honest_create.clear()
         store = place.store(times=Times(timeout=3))

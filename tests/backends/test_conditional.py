@@ -37,6 +37,7 @@ def faults(moto, s3_place):
 
 
 def test_a_lost_reply_to_our_commit_is_recognised_as_our_own(s3_place, faults, artifact, source):
+    """Pitfalls 16 and 17."""
     fault = faults.add("lose_reply", method="PUT", path="/index/k.json")
     assert s3_place.store().publish(artifact, source) is Publication.CREATED
     assert fault.reached.is_set()
@@ -46,7 +47,10 @@ def test_a_lost_reply_to_our_commit_is_recognised_as_our_own(s3_place, faults, a
 def test_a_lost_reply_and_another_winner_is_not_taken_for_our_own(
     s3_place, faults, artifact, source, tmp_path
 ):
-    """The first try never arrived; somebody else's record is found by the second."""
+    """Pitfall 16: a 412 is judged by reading back.
+
+    The first try never arrived; somebody else's record is found by the second.
+    """
     (tmp_path / "other").mkdir()
     theirs = fill(tmp_path / "other", {"f": b"theirs"}, "k")
     faults.add("drop", method="PUT", path="/index/k.json")
@@ -80,6 +84,7 @@ def test_the_same_artifact_object_published_by_two_has_one_creator(s3_place, art
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
 def test_a_conflict_409_is_tried_again_and_is_not_exists(s3_place, faults, artifact, source, code):
+    """Pitfalls 16 and 18."""
     fault = faults.add(
         "answer", method="PUT", path="/index/k.json", status="409 Conflict", code=code, times=3
     )
@@ -380,6 +385,7 @@ def test_an_artifact_deleted_in_mid_fetch_is_not_found(s3_place, faults, artifac
 def test_a_reader_beside_writers_and_deleters_sees_whole_artifacts_or_none(
     s3_place, artifact, source, tmp_path
 ):
+    """Pitfall 33: an artifact's files come from one publish, or there is none."""
     stop = threading.Event()
     stores = [s3_place.store() for _ in range(3)]
     for store in stores:

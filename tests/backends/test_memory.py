@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
 
 from neuron_store.errors import ConfigError
 from neuron_store.tier_url import parse_tier_url
-from neuron_store_backends.memory import MemoryStore
+from neuron_store_backends.memory import MemoryObjects, MemoryStore
 from tests.backends.cases import ConditionalCases
 
 
@@ -46,6 +47,28 @@ class TestMemory(ConditionalCases):
     @pytest.fixture
     def place(self):
         return MemoryPlace()
+
+
+class LooksThenWrites(MemoryObjects):
+    """What fsspec's base class makes of `mode="create"`; between the two others get their turn."""
+
+    async def _create(self, fs, path, data):
+        if fs.exists(path):
+            raise FileExistsError(path)
+        await asyncio.sleep(0.01)
+        fs.pipe_file(path, data)
+
+
+def test_a_create_that_looks_and_then_writes_is_found_by_the_probe(tmp_path):
+    """Pitfall 20: one create after the other is refused rightly; only a race shows it."""
+    place = MemoryPlace()
+    store = place.store()
+    store.objects = LooksThenWrites(store.objects.location, store.objects.root)
+    report = store.probe()
+    assert "concurrent creates won" in (report.refused or "")
+    failed = [check.name for check in report.checks if not check.passed]
+    assert failed == ["create-if-absent, race"]
+    assert MemoryPlace().store().probe().refused is None
 
 
 def test_two_names_are_two_places(tmp_path):

@@ -121,6 +121,19 @@ class TestEntriesOfTheNeuronStack:
         with pytest.raises(ArtifactCorrupt, match="not a NEFF"):
             posix.verify(KEY)
 
+    @pytest.mark.parametrize("tier", [PosixStore, LocalStore])
+    def test_one_that_fails_the_full_check_alone_is_replaced_by_the_next_publish(
+        self, tier, tmp_path, source
+    ):
+        """Pitfalls 5 and 6: its four files are there and have the right sizes."""
+        store = tier(tmp_path / "tier")
+        entry = stack_entry(store.root)
+        (entry / ".artifact_metadata_v0.json").write_text(json.dumps({"cache_key": OTHER}))
+        artifact, directory = source
+        assert store.find(KEY) is not None
+        assert store.publish(artifact, directory) is Publication.REPAIRED
+        assert store.verify(KEY).file("graph.bin") is not None
+
     def test_a_marked_entry_that_is_not_whole_is_damaged_and_says_why(self, posix):
         entry = stack_entry(posix.root)
         (entry / f"graph_{KEY}.neff").write_bytes(b"N")

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from neuron_store import Publication
 from neuron_store.errors import (
     ArtifactCorrupt,
     ConfigError,
@@ -17,7 +18,7 @@ from neuron_store.errors import (
 from neuron_store.tier_url import parse_tier_url
 from neuron_store_backends._options import Times
 from neuron_store_backends.s3 import S3Store
-from tests.backends.cases import ConditionalCases, fill
+from tests.backends.cases import CONTENTS, ConditionalCases, fill
 from tests.servers.moto import CREDENTIALS
 from tests.servers.processes import black_hole
 
@@ -48,6 +49,21 @@ def test_the_commit_is_one_conditional_put(s3_place, moto, artifact, source):
     s3_place.store().publish(artifact, source)
     commits = [m for m, path in moto.faults.log if "/index/k.json" in path]
     assert commits == ["GET", "PUT"]
+
+
+def test_what_is_published_is_never_written_again(s3_place, moto, artifact, source, other):
+    """Pitfall 23: neither by the same bytes, nor by others, nor by who reads it."""
+    store = s3_place.store()
+    assert store.publish(artifact, source) is Publication.CREATED
+    written = {path: s3_place.read(path) for path in s3_place.paths()}
+    moto.faults.log.clear()
+    assert s3_place.store().publish(artifact, source) is Publication.PRESENT
+    theirs = fill(other, {**CONTENTS, "graph.hlo": b"other" * 2000}, "k")
+    assert s3_place.store().publish(theirs, other) is Publication.CONFLICT
+    store.verify("k")
+    assert {path: s3_place.read(path) for path in s3_place.paths()} == written
+    changes = [(m, p) for m, p in moto.faults.log if m not in {"GET", "HEAD"}]
+    assert [each for each in changes if "/probe/" not in each[1]] == []
 
 
 def test_a_wrong_bucket_is_an_error_that_names_it_and_not_a_miss(s3_place, artifact, source):

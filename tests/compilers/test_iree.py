@@ -195,6 +195,7 @@ def key(graph=GRAPH, flags=(), extra=None) -> str:
 
 
 def test_the_key_follows_from_what_decides_the_program(monkeypatch):
+    """Pitfall 45: target and compiler version are in the key."""
     keys = {
         key(),
         key(GRAPH.replace(b"add", b"subtract")),
@@ -365,6 +366,7 @@ def rewrite(path: Path, **changes) -> None:
 
 
 def test_an_artifact_of_another_version_is_refused(copy):
+    """Pitfall 45: checked again at load."""
     rewrite(copy, compiler_version="3.2.0")
     with pytest.raises(ArtifactMismatch) as caught:
         IreeCompiler().load(copy)
@@ -372,6 +374,7 @@ def test_an_artifact_of_another_version_is_refused(copy):
 
 
 def test_an_artifact_that_uses_what_this_processor_lacks_is_refused(copy):
+    """Pitfall 45: checked again at load."""
     rewrite(copy, features=["sse2", "avx512fp16", "avx10.2"])
     with pytest.raises(HostUnfit, match=r"features avx10\.2"):
         IreeCompiler().load(copy)

@@ -150,6 +150,7 @@ def test_the_artifact_is_what_the_neuron_stack_itself_would_have_written(tmp_pat
 
 
 def test_the_compiler_runs_in_a_directory_of_its_own_with_names_relative_to_it(tmp_path):
+    """Pitfall 43."""
     path = compiled(make(flags="--auto-cast=none -O2"), tmp_path)
     assert info(path)["name"] == f"graph_{path.name}.neff"
     assert info(path)["options"] == [
@@ -189,6 +190,7 @@ def test_a_job_pickles_for_spawn(tmp_path):
 
 
 def test_flags_of_the_environment_come_last_and_are_in_the_key(tmp_path, monkeypatch):
+    """Pitfall 42."""
     plain = make(flags="-O1")
     monkeypatch.setenv("NEURON_CC_FLAGS", "--cache_dir=s3://b/c --no_cache -O2 --auto-cast='none'")
     job = make(flags="-O1")
@@ -262,6 +264,7 @@ def test_the_key_follows_from_what_decides_the_executable():
 
 
 def test_two_checkouts_at_different_paths_share_a_key_and_every_byte(tmp_path):
+    """Pitfall 11."""
     one, other = make(hlo("/home/one/model.py")), make(hlo("/data/a/much/longer/path/model.py"))
     assert one.key == other.key
     (tmp_path / "b").mkdir()
@@ -277,6 +280,7 @@ def test_only_paths_change_and_unknown_fields_stay():
 
 
 def test_a_kernel_counts_by_its_content_and_keeps_its_path_for_the_compiler(tmp_path):
+    """Pitfall 10: a kernel's source is in the key."""
     a, b = tmp_path / "a.klir", tmp_path / "b.klir"
     a.write_bytes(b"kernel")
     b.write_bytes(b"kernel")

@@ -440,6 +440,7 @@ def test_a_failing_compiler_is_an_error_not_a_fallback(cache):
 
 @torch.no_grad()
 def test_with_the_cache_disabled_it_runs_and_leaves_nothing(cache, monkeypatch):
+    """Pitfall 37."""
     monkeypatch.setenv("NEURON_LIBTORCH_DISABLE_COMPILE_CACHE", "1")
     model, x = mlp(), torch.randn(3, 16)
     close(compiled(model)(x), model(x))
@@ -464,6 +465,26 @@ def test_for_neuronx_cc_the_graph_is_hlo_and_the_entry_is_the_neuron_stacks_own(
     found = record(cache, key)["components"]
     assert found["target"] == "trn2"
     assert "--optlevel=1" in found["compiler_flags"]
+
+
+@torch.no_grad()
+def test_flags_of_the_environment_are_in_the_key_and_in_the_ledger(cache, tmp_path, monkeypatch):
+    """Pitfall 42: also where the variable changes within a process."""
+    stubs = os.path.join(os.getcwd(), "tests", "stubs")
+    monkeypatch.setenv("PATH", f"{stubs}:{os.environ['PATH']}")
+    monkeypatch.setenv("VLLM_NEURON_MANIFEST_DIR", str(tmp_path / "manifests"))
+    for added in ("-O1", "-O3 --auto-cast=none"):
+        monkeypatch.setenv("NEURON_CC_FLAGS", added)
+        torch.compiler.reset()
+        with pytest.raises(Unsupported, match="load"):
+            compiled(mlp(), compiler="neuronx-cc", compiler_flags="--target trn2")(
+                torch.randn(3, 16)
+            )
+    levels = [record(cache, key)["components"]["compiler_flags"] for key in entries(cache)]
+    assert sorted("--optlevel=3" in level for level in levels) == [False, True]
+    (ledger,) = (tmp_path / "manifests" / "ledger" / "nodev").glob("*.jsonl")
+    told = [json.loads(line)["compiler_flags"] for line in ledger.read_text().splitlines()]
+    assert told == ["--target trn2 -O1", "--target trn2 -O3 --auto-cast=none"]
 
 
 def test_tensors_on_a_device_that_the_compiler_has_not_are_refused(cache):

@@ -162,6 +162,7 @@ def test_node_names_are_not_in_the_key():
     ],
 )
 def test_device_indices_are_normalised_also_in_strings(one, other):
+    """Pitfall 11."""
     call = lambda v: build((aten.add.Tensor, (X, Y), {"alpha": v}))  # noqa: E731
     assert key(call(one), PAIR) == key(call(other), PAIR)
 

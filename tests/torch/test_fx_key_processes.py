@@ -105,6 +105,7 @@ def test_three_processes_agree_under_fork_and_spawn(method):
 
 @pytest.mark.slow
 def test_processes_of_other_rank_hash_seed_home_and_temporary_directory_agree(tmp_path):
+    """Pitfall 11."""
     found = [in_subprocess(tmp_path, rank) for rank in range(3)]
     assert found[1:] == [found[0]] * 2
     assert found[0] == keys()

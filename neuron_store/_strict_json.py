@@ -1,0 +1,30 @@
+"""JSON as its specification has it: what is read can be written again, and read by others."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+__all__ = ["load_json"]
+
+
+def load_json(data: bytes | str) -> Any:
+    """The value; numbers that are none (`NaN`, `Infinity`, `1e999`) are refused.
+
+    Raises:
+        ValueError: no JSON, or such a number.
+        RecursionError: nested too deeply.
+    """
+    return json.loads(data, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is out of range")
+    return number
