@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import attrs
@@ -112,6 +113,10 @@ def _examine_one(url: TierURL, seconds: float) -> _Examined:
     except ConfigError as error:
         # The other tiers' state is still worth knowing.
         return _Examined(url.location, None, str(error), exit_status(error))
+    if url.scheme == "posix" and not os.path.lexists(url.address):
+        # Measuring would make it: on this node's own disk, where a mount is missing.
+        reason = f"no such directory; mount it, or make it where it belongs: mkdir -p {url.address}"
+        return _Examined(url.location, None, reason)
     with tier:
         report = ask(tier.location, tier.probe, seconds=seconds)
     if isinstance(report, Trouble):

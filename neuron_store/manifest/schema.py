@@ -279,7 +279,13 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             "no compile-artifact manifest: manifest_version is missing", source=source
         )
     version = raw["manifest_version"]
-    if not isinstance(version, str) or re.fullmatch(r"1(\.[0-9]+)?", version) is None:
+    if not isinstance(version, str):
+        raise ManifestError(
+            f"manifest_version {json.dumps(version)[:40]} is no string; write "
+            f'"{MANIFEST_VERSION}" in quotes',
+            source=source,
+        )
+    if re.fullmatch(r"1(\.[0-9]+)?", version) is None:
         raise ManifestError(
             f"manifest_version {json.dumps(version)[:40]} is not known; this release reads "
             f'"{MANIFEST_VERSION}": upgrade neuron-store',

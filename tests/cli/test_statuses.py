@@ -57,3 +57,11 @@ def test_compile_with_the_cache_off_says_that_nothing_is_kept(command, places):
     assert (answer["outcome"], answer["path"]) == ("compiled", None)
     assert "is not kept" in result.stderr
     assert not places.local.exists()
+
+
+def test_doctor_does_not_make_a_directory_that_may_be_a_mount_that_is_missing(command, places):
+    gone = places.shared.parent / "not-mounted"
+    result = command("--local", places.local, "--tier", gone, "doctor")
+    assert result.returncode == 1
+    assert "mount it" in result.stdout + result.stderr
+    assert not gone.exists()
