@@ -39,6 +39,7 @@ class TestConfig:
 
 class TestDoctor:
     def test_measures_each_tier(self, cli, places):
+        places.shared.mkdir()
         document = cli.json("doctor")
         assert [tier["location"] for tier in document["tiers"]] == [
             str(places.local),
@@ -65,7 +66,8 @@ class TestDoctor:
         assert "ftp://x must not be used: no tier for scheme 'ftp'; known: " in result.stderr
         assert f"{places.local}\tin all\tfit" in result.stdout
 
-    def test_leaves_nothing_behind_but_the_root(self, cli, places):
+    def test_leaves_nothing_behind(self, cli, places):
+        places.shared.mkdir()
         cli("doctor")
         left = [p for p in places.shared.rglob("*") if p.name != ".staging"]
         assert left == []
