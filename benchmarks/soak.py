@@ -23,6 +23,7 @@ def cli() -> None:
     parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--keys", type=int, default=40)
     parser.add_argument("--grace", type=float, default=8.0, help="seconds, on every tier")
     parser.add_argument("--server", choices=["moto", "seaweed"], default="moto")
     parser.add_argument("--keep", help="an empty directory, kept, to look at afterwards")
@@ -37,6 +38,7 @@ def cli() -> None:
             chosen.seconds,
             chosen.seed,
             workers=chosen.workers,
+            keys=chosen.keys,
             grace=chosen.grace,
             kind=chosen.server,
             folder=folder,

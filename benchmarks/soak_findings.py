@@ -62,9 +62,22 @@ class Judge:
         for op in self.history.operations:
             ops[op.worker, op.life].append(op)
         found = collections.defaultdict(list)
+        nothing = {
+            (
+                e["worker"],
+                e["life"],
+                e["tier"],
+                e["key"],
+                _at(ops[e["worker"], e["life"]], e["t"]).begin,
+            )
+            for e in self.history.of("kept")
+        }
         for event in self.history.of("remove"):
             place = self._where(event["tier"], event["node"])
-            op = _at(ops[event["worker"], event["life"]], event["t"])
+            who = event["worker"], event["life"]
+            op = _at(ops[who], event["t"])
+            if (*who, event["tier"], event["key"], op.begin) in nothing:
+                continue
             found[place, event["key"]].append((event["t"], self._over(op)))
         for op in self.history.operations:
             if op.name == "scrub" and op.outcome == "killed":

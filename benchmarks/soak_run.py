@@ -39,7 +39,7 @@ _FAULTS: tuple[tuple[str, float, str, str, dict[str, Any]], ...] = (
     ("drop", 0.01, "", "", {"action": "drop"}),
     ("500", 0.01, "", "", {"action": "answer", "status": "500 Internal", "body": _ERROR}),
     ("503", 0.01, "", "", {"action": "answer", "status": "503 Slow Down", "body": _SLOW}),
-    ("409", 0.03, "PUT", "/index/", {"action": "answer", "status": "409 C", "body": _CONFLICT}),
+    ("409", 0.1, "PUT", "/index/", {"action": "answer", "status": "409 C", "body": _CONFLICT}),
     ("lost reply", 0.015, "", "", {"action": "lose_reply"}),
     ("truncated", 0.02, "GET", "", {"action": "truncate"}),
     ("trickle", 0.004, "GET", "", {"action": "trickle"}),
@@ -237,18 +237,20 @@ def server(kind: str, folder: Path) -> Iterator[str]:
             yield url
 
 
-def soak(seconds: float, seed: int, *, workers: int, grace: float, kind: str, folder: str) -> int:
+def soak(
+    seconds: float, seed: int, *, workers: int, keys: int, grace: float, kind: str, folder: str
+) -> int:
     """Run it, and print what happened. Returns the number of findings."""
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for name in ("outside", "posix", "server", "stacks", "work"):
         Path(folder, name).mkdir()
-    keys = tuple(hashlib.md5(f"{seed}:{n}".encode()).hexdigest() for n in range(40))
+    names_of_keys = tuple(hashlib.md5(f"{seed}:{n}".encode()).hexdigest() for n in range(keys))
     faults = RandomFaults(seed)
     with server(kind, Path(folder, "server")) as url, FaultProxy(url, faults) as proxy:
         client(url).create_bucket(Bucket=BUCKET)
         client(url).put_object(Bucket=BUCKET, Key="tier/beside", Body=b"not ours")
-        plan = Plan(folder, seed, time.monotonic() + seconds, proxy.url, keys, 4, grace)
+        plan = Plan(folder, seed, time.monotonic() + seconds, proxy.url, names_of_keys, 4, grace)
         faults.quiet = False
         findings = list(Soak(plan, workers).run())
         faults.quiet = True

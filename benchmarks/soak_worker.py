@@ -241,7 +241,10 @@ class Worker:
     def delete(self, key: str) -> str:
         tier = self.rng.choices(self.tiers, (4, 1, 1))[0]
         self.remove(tier.name, key)
-        return "ok" if tier.delete(key) else "nothing"
+        if tier.delete(key):
+            return "ok"
+        self.journal.say("kept", tier=tier.name, key=key)
+        return "nothing"
 
     def collect(self, key: str) -> str:
         tier = self.rng.choices(self.tiers, (2, 1, 1))[0]
@@ -258,6 +261,10 @@ class Worker:
         except CollectorBusy:
             return "busy"
         gone = [r.kind for r in found.removals if r.outcome == "removed"]
+        for removal in found.removals:
+            # A local one may have been hidden for a moment, and put back.
+            if removal.outcome == "kept" and removal.kind == "artifact" and tier.name != "local":
+                self.journal.say("kept", tier=tier.name, key=removal.key)
         evicted = gone.count("artifact")
         swept = len(gone) - evicted
         self.journal.say("collected", tier=tier.name, evicted=evicted, swept=swept)
