@@ -330,13 +330,23 @@ class LockTimeout(NeuronStoreError, TimeoutError):
 class LeaseHeld(NeuronStoreError):
     """Somebody else in the fleet holds the lease, or held it less than a ttl ago."""
 
-    def __init__(self, key: str, location: str, holder: str, *, host: str | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        location: str,
+        holder: str,
+        *,
+        host: str | None = None,
+        renewed: bool = False,
+    ) -> None:
         self.key = key
         self.location = location
         self.holder = holder
         """For messages, such as `pid 4711`."""
         self.host = host
         """The holder's own name for its machine; None when unknown."""
+        self.renewed = renewed
+        """Whether this process, asking before, saw another version of it: its holder lives."""
         where = f" on {host}" if host else ""
         super().__init__(f"lease of {key} at {location} is held by {holder}{where}")
 

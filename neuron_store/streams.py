@@ -93,8 +93,15 @@ def require_empty(directory: Path) -> None:
 
 
 def empty_directory(directory: Path) -> None:
-    """Remove what an attempt left in a directory that was empty before it."""
-    for left in directory.iterdir():
+    """Remove what an attempt left in a directory that was empty before it, if that is still there.
+
+    Where locks exclude nobody, a collector may have taken a slow attempt's directory for garbage.
+    """
+    try:
+        found = list(directory.iterdir())
+    except FileNotFoundError:
+        return
+    for left in found:
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
         else:

@@ -27,6 +27,10 @@ class Held(Lease):
         self.good = True
         self.released = False
 
+    @property
+    def location(self):
+        return "recorded"
+
     def held(self):
         return self.good
 

@@ -102,6 +102,20 @@ def test_trouble_is_no_miss_unless_another_tier_has_it(tiers, source, tmp_path):
     assert store.counters()[broken.name].misses == 0
 
 
+def test_a_scratch_directory_swept_away_meanwhile_costs_one_answer(tiers, source):
+    """Found by the soak with locks that exclude nobody: gc took the fetch's directory."""
+    local, a, b = tiers
+
+    class Swept(PosixStore):
+        def fetch(self, key, into):
+            into.rmdir()
+            return super().fetch(key, into)
+
+    b.publish(*source)
+    store = TieredStore([local, Swept(a.root), b])
+    assert store.get(KEY) == local.root / KEY
+
+
 def test_a_damaged_copy_is_passed_over_for_the_next_tier(tiers, source, caplog):
     """Pitfalls 5 and 27."""
     local, a, b = tiers

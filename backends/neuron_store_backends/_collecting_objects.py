@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from neuron_store.artifact import is_key
-from neuron_store.collector import Collector, Garbage, Holding
+from neuron_store.collector import COLLECTOR_KEY, Collector, Garbage, Holding
 from neuron_store.errors import TierError
 from neuron_store.steps import step
-from neuron_store_backends._guarding import ObjectGuard
+from neuron_store_backends._guarding import Guard
+from neuron_store_backends._leasing import LEASE_FOLDER, lease_path
 from neuron_store_backends._streaming import IN_FLIGHT
 from neuron_store_backends._sweeping import named_payload, old_payload, sweep_payload
 
@@ -30,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _FOLDERS = {
     "probe": "left by a measurement that was cut off",
-    "lease": "a lease whose holder is gone",
+    LEASE_FOLDER: "a lease whose holder is gone",
 }
 # Two times of one store, one of them rounded to a second.
 _REPUBLISHED = 2.0
@@ -43,25 +45,33 @@ class ObjectCollector(Collector):
         self.store = store
         self.objects = store.objects
         self._grace = store.grace
-        self._offset: float | None = None
+        self._ahead = 0.0
         self._uploads: dict[str, Unfinished] = {}
 
     def exclusive(self) -> AbstractContextManager[Lease]:
-        return ObjectGuard(self.objects)
+        return Guard(self.store, self._read_clock)
+
+    def _read_clock(self, leased: bool) -> None:
+        """From an object that was written just now: the lease, or one that goes again at once."""
+        path = lease_path(self.objects.root, COLLECTOR_KEY)
+        if not leased:
+            path = f"{self.objects.root}/probe/clock-{uuid.uuid4().hex}"
+            self.objects.create(path, b"")
+        try:
+            written = self._listing(LEASE_FOLDER if leased else "probe").get(path)
+        finally:
+            if not leased:
+                self.objects.remove(path)
+        if written is not None and written.modified is not None:
+            self._ahead = written.modified - time.time()
 
     def now(self) -> float:
         """Unix seconds by the store's clock, as far as that is known.
 
-        Known from the guard that this collector has just written; a dry run writes nothing, and
-        so goes by this machine's clock.
+        Known from what `exclusive` has just written; a dry run writes nothing, and so goes by this
+        machine's clock.
         """
-        return time.time() + (self._offset or 0.0)
-
-    def _read_clock(self) -> None:
-        if self._offset is None:
-            guard = self._listing("gc").get(f"{self.objects.root}/gc/collector.json")
-            fresh = guard is not None and guard.modified is not None
-            self._offset = guard.modified - time.time() if fresh and guard else 0.0  # type: ignore[operator]  # not None when fresh
+        return time.time() + self._ahead
 
     def _listing(self, folder: str) -> Mapping[str, Stored]:
         return self.objects.listing(f"{self.objects.root}/{folder}")
@@ -92,7 +102,6 @@ class ObjectCollector(Collector):
     # -- artifacts ------------------------------------------------------------------------------
 
     def holdings(self) -> Iterator[Holding]:
-        self._read_clock()
         payload = self._payload()
         for key, stored in self._records().items():
             size = stored.size + sum(each.size for each in payload.get(key, {}).values())
@@ -108,13 +117,15 @@ class ObjectCollector(Collector):
     # -- garbage --------------------------------------------------------------------------------
 
     def garbage(self, grace: float) -> Iterator[Garbage]:
-        self._read_clock()
         self._grace = grace
         yield from self._orphans(grace)
         # Younger ones may belong to somebody at work, whatever grace was asked for.
         grace = max(grace, self.store.grace)
         for folder, reason in _FOLDERS.items():
             for path, stored in self._listing(folder).items():
+                if path == lease_path(self.objects.root, COLLECTOR_KEY):
+                    # Ours, or for `exclusive` to judge.
+                    continue
                 if stored.modified is not None and self._age(stored) >= grace:
                     yield Garbage(folder, self._name(path), stored.size, self._age(stored), reason)
         yield from self._dangling(grace)

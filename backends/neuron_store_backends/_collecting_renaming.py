@@ -10,13 +10,14 @@ import uuid
 from typing import TYPE_CHECKING
 
 from neuron_store.artifact import RECORD_NAME, is_key
-from neuron_store.collector import Collector, Garbage, Holding
+from neuron_store.collector import COLLECTOR_KEY, Collector, Garbage, Holding
 from neuron_store.errors import NeuronStoreError, TierError
 from neuron_store.neuron_layout import MARK_NAME
 from neuron_store.steps import step
 from neuron_store_backends._aside import remove_tree, tree_facts
 from neuron_store_backends._entry import Entry
-from neuron_store_backends._guarding import FileGuard
+from neuron_store_backends._guarding import Guard
+from neuron_store_backends._lease_renaming import LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +34,8 @@ _PLACES = {
     ".staging": ("staging", "left behind by a process that was killed or cut off"),
     ".quarantine": ("quarantine", "a damaged entry that was taken away from its name"),
     ".failed": ("failure", "word of a failed compile; those it was for are gone"),
-    ".leases": ("lease", "a lease whose holder is gone"),
+    LEASES: ("lease", "a lease whose holder is gone"),
 }
-_GUARDS = ".gc"
 # How the Neuron stack's own promote and fetch call their staging, beside the entries.
 _NEURON_STAGING = re.compile(r"[0-9a-f]{32}\.tmp\.(?:[A-Za-z0-9._-]+\.)?\d+\Z")
 _REPUBLISHED = 2.0
@@ -48,17 +48,28 @@ class RenamingCollector(Collector):
     def __init__(self, store: RenamingStore) -> None:
         self.store = store
         self.root = str(store.root)
-        self._guard: FileGuard | None = None
+        self._ahead = 0.0
 
     def exclusive(self) -> AbstractContextManager[Lease]:
-        self._guard = FileGuard(self.root)
-        return self._guard
+        return Guard(self.store, self._read_clock)
+
+    def _read_clock(self, leased: bool) -> None:
+        """The lease was written just now: its time is the file system's."""
+        try:
+            if leased:
+                changed = os.stat(f"{self.root}/{LEASES}/{COLLECTOR_KEY}").st_mtime
+                self._ahead = changed - time.time()
+        except FileNotFoundError:
+            # Somebody took it away, and `held` will tell; or NFS hides it for a while.
+            _log.debug("%s: the file system's clock is taken for this machine's", self.root)
+        except OSError as error:
+            raise self._trouble(error) from error
 
     def now(self) -> float:
         """Unix seconds by the file system's clock, as far as that is known: a dry run writes
         nothing, and so goes by this machine's.
         """
-        return time.time() + (self._guard.clock_offset if self._guard is not None else 0.0)
+        return time.time() + self._ahead
 
     # -- artifacts ------------------------------------------------------------------------------
 
@@ -101,12 +112,6 @@ class RenamingCollector(Collector):
                 key = name.rsplit(".", 1)[0]
                 found = self._judge(f"{folder}/{name}", kind, reason, key if is_key(key) else None)
                 if found is not None and found.age >= least:
-                    yield found
-        for name in self._names(_GUARDS):
-            if name != "collector":
-                reason = "left by a collector that was killed"
-                found = self._judge(f"{_GUARDS}/{name}", "guard", reason, None)
-                if found is not None and found.age >= grace:
                     yield found
         for name in self._names(""):
             if _NEURON_STAGING.match(name):
@@ -157,7 +162,7 @@ class RenamingCollector(Collector):
 
     def _require_ours(self, garbage: Garbage) -> None:
         folder, _, name = garbage.name.rpartition("/")
-        known = folder in _PLACES or folder == _GUARDS or _NEURON_STAGING.match(garbage.name)
+        known = folder in _PLACES or _NEURON_STAGING.match(garbage.name)
         if not known or name in {"", ".", ".."}:
             raise ValueError(f"{garbage.name!r} is none of this collector's findings")
 

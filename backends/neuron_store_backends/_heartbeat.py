@@ -45,10 +45,11 @@ class Watch:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, float]] = {}
+        self._renewed: set[str] = set()
 
     def __getstate__(self) -> dict[str, object]:
         # Another machine's clock says something else.
-        return {"_seen": {}}
+        return {"_seen": {}, "_renewed": set()}
 
     def unchanged(self, key: str, version: str, asked: float) -> float:
         """Seconds for which `version` is known to have been there; 0 at first sight.
@@ -63,13 +64,20 @@ class Watch:
             return asked - seen[1]
         while len(self._seen) >= _WATCHED:
             # Whoever waited for that key starts to count anew.
-            self._seen.pop(next(iter(self._seen)), None)
+            self.forget(next(iter(self._seen)))
+        if seen is not None:
+            self._renewed.add(key)
         self._seen[key] = (version, time.monotonic())
         return 0.0
+
+    def renewed(self, key: str) -> bool:
+        """Whether more than one version of it was seen."""
+        return key in self._renewed
 
     def forget(self, key: str) -> None:
         """The key's lease is gone, or ours."""
         self._seen.pop(key, None)
+        self._renewed.discard(key)
 
 
 class HeldLease(Lease):

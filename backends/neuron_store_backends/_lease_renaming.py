@@ -147,9 +147,11 @@ class DirectoryLeases:
         return HeldLease(claim, self._root, key, record.ttl, since)
 
     def _held(self, key: str, seen: _Seen | None) -> LeaseHeld:
+        renewed = self._watch.renewed(key)
         for _, theirs in seen.leases if seen is not None else ():
-            return LeaseHeld(key, self._root, f"pid {theirs.pid}", host=theirs.host)
-        return LeaseHeld(key, self._root, "an unknown process")
+            pid = f"pid {theirs.pid}"
+            return LeaseHeld(key, self._root, pid, host=theirs.host, renewed=renewed)
+        return LeaseHeld(key, self._root, "an unknown process", renewed=renewed)
 
 
 @attrs.define

@@ -113,9 +113,10 @@ class ObjectLeases:
 
     def _held(self, key: str, blob: Blob | None) -> LeaseHeld:
         theirs = load_lease(blob.data) if blob is not None else None
-        if theirs is None:
-            return LeaseHeld(key, self._objects.location, "an unknown process")
-        return LeaseHeld(key, self._objects.location, f"pid {theirs.pid}", host=theirs.host)
+        holder = "an unknown process" if theirs is None else f"pid {theirs.pid}"
+        host = None if theirs is None else theirs.host
+        renewed = self._watch.renewed(key)
+        return LeaseHeld(key, self._objects.location, holder, host=host, renewed=renewed)
 
     def _require_honest(self) -> None:
         """Refuse a store whose conditions mean nothing: every node would hold every lease."""

@@ -10,9 +10,8 @@ Below the tier's prefix:
   no listing shows. The next publish checks every digest when it sees one.
 * `payload/<key>/sweeping`: somebody removes payload of this key that no record names; a publisher
   that sees it after its commit waits until it is gone, and then looks what is missing.
-* `lease/<key>.json`: the lease of a key, while somebody holds it (`_leasing`).
+* `lease/<key>.json`: the lease of a key, while somebody holds it (`_leasing`); a collector, too.
 * `probe/<random>`: what `probe` and the check of the store's honesty write, and remove.
-* `gc/collector.json`: keeps a second collector out.
 """
 
 from __future__ import annotations

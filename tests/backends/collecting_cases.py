@@ -14,8 +14,11 @@ import pytest
 from neuron_store import steps
 from neuron_store.abc import Publication
 from neuron_store.collecting import collect
-from neuron_store.errors import ArtifactNotFound, CollectorBusy
+from neuron_store.collector import COLLECTOR_KEY
+from neuron_store.errors import ArtifactNotFound, CollectorBusy, Unsupported
 from neuron_store_backends import _guarding, _sweeping
+from neuron_store_backends._lease_record import LeaseRecord, dump_lease
+from neuron_store_backends.conditional import ConditionalStore
 from tests.backends.cases import CONTENTS, Place, contents_of, fill
 
 if TYPE_CHECKING:
@@ -343,20 +346,33 @@ class CollectingCases:
 
     def test_a_dead_collector_is_taken_over_after_its_ttl(self, place):
         """Its guard did not change for a whole ttl of the newcomer's own clock."""
-        place.put("gc/collector.json", b'{"id": "dead", "beat": 7, "holder": "pid 1 on gone"}')
+        dead = LeaseRecord("d" * 32, 7, 1.0, 1, "gone")
+        place.put(f"lease/{COLLECTOR_KEY}.json", dump_lease(dead))
         place.put(ORPHAN, b"1")
         assert gone(sweep(place)) == [("payload", "payload/orphan")]
         assert place.paths() == []
 
     def test_a_collector_that_was_overtaken_finds_out(self, place):
         with eager(place).collector().exclusive() as lease:
-            lease._stop.set()
-            lease._beater.join()
+            lease._lease._stop.set()
             with eager(place).collector().exclusive() as other:
-                lease._proven -= 60
                 assert not lease.held()
                 assert other.held()
             assert not lease.held()
+
+    def test_a_tier_without_leases_is_collected_after_one_warning(self, place, monkeypatch, caplog):
+        """A store that ignores If-Match: exclusion only saves work."""
+
+        def refuse(self, key, ttl):
+            raise Unsupported("lease", self.location, "If-Match is ignored")
+
+        monkeypatch.setattr(ConditionalStore, "lease", refuse)
+        monkeypatch.setattr(_guarding, "_said", set())
+        for _ in range(2):
+            place.put(ORPHAN, b"1")
+            assert gone(sweep(place)) == [("payload", "payload/orphan")]
+            assert place.paths() == []
+        assert caplog.text.count("If-Match is ignored") == 1
 
     # -- helpers --------------------------------------------------------------------------------
 

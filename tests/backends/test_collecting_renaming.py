@@ -360,7 +360,9 @@ class TestOneAtATime:
 
     def test_a_killed_one_is_taken_over_by_one(self, store):
         leave(store, f".staging/{KEY}.abc")
-        assert run_killed_at(functools.partial(collect, store), 1).step == "gc.claimed"
+        # On a shared tier the first three steps are the lease's.
+        first = 1 if isinstance(store, LocalStore) else 4
+        assert run_killed_at(functools.partial(collect, store), first).step == "gc.claimed"
         answers = []
 
         def attempt():
@@ -413,6 +415,7 @@ class TestBesideOthers:
         while True:
             # What the one before left would shift the steps.
             shutil.rmtree(store.root / ".staging", ignore_errors=True)
+            shutil.rmtree(store.root / ".leases", ignore_errors=True)
             put(store, age=OLD)
             leave(store, f".staging/{OTHER}.{number}")
             ended = run_killed_at(functools.partial(collect, store, older_than=86400), number)

@@ -70,7 +70,6 @@ from neuron_store.registry import open_tier
 from neuron_store.settings import load_settings
 from neuron_store.tier_url import parse_tier_url
 from neuron_store.variables import VARIABLES
-from neuron_store_backends._guarding import FileGuard, ObjectGuard, _holder
 from neuron_store_backends._lease_record import (
     LeaseRecord,
     dump_lease,
@@ -611,29 +610,6 @@ def _lease_names(data: bytes, root: Path) -> object:
     return len(read), len(seen.names) - len(read)
 
 
-_GUARD = b'{"id": "%s", "beat": 3, "holder": "pid 4711 on node-7"}' % WRITE_ID.encode()
-
-
-def _gc_guard(data: bytes, root: Path) -> object:
-    """What a collector finds where another's guard should be: in a directory, among objects."""
-    shutil.rmtree(root, ignore_errors=True)
-    (root / ".gc").mkdir(parents=True)
-    (root / ".gc" / "collector").write_bytes(data)
-    _objects()
-    objects = _store.objects
-    objects.create(f"{objects.root}/gc/collector.json", data)
-    told: list[object] = []
-    for guard in (FileGuard(str(root)), ObjectGuard(objects)):
-        must(not guard._claim(), "claimed what another has")
-        seen = guard._look()
-        assert seen is not None
-        holder = _holder(seen)
-        must(holder.isprintable() and len(holder) <= 200, f"garbles a terminal: {holder!r:.300}")
-        told.append(holder == "an unknown process")
-        must(guard._take_over(seen), "a dead collector's guard that cannot be taken over")
-    return tuple(told)
-
-
 def _failures() -> list[bytes]:
     entry = {
         "id": WRITE_ID,
@@ -863,7 +839,6 @@ TARGETS: tuple[Target, ...] = (
         (b"1,", b",30,", b",0.001,", b".nfs0001"),
         strategy=_text("1,0af.\n"),
     ),
-    Target("gc_guard", _gc_guard, (), lambda: [_GUARD, b""], strategy=_object(holder=st.text())),
     Target(
         "failure_note",
         _failure_note,

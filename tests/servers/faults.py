@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import http.server
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
@@ -80,12 +81,22 @@ class Faults:
         return None
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # Clients that are killed in the middle are what the proxy is for.
+        if not isinstance(sys.exception(), OSError | http.client.HTTPException):
+            super().handle_error(request, client_address)
+
+
 class FaultProxy:
     """Passes requests on to the server at `upstream`, but for those that a rule matches."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, faults: Faults | None = None) -> None:
         self.upstream = upstream
-        self.faults = faults = Faults()
+        self.faults = faults = Faults() if faults is None else faults
         where = urlsplit(upstream)
         proxy = self
 
@@ -101,8 +112,7 @@ class FaultProxy:
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
@@ -162,7 +172,11 @@ class FaultProxy:
 
 def _body(request: http.server.BaseHTTPRequestHandler) -> bytes:
     if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
-        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        length = int(request.headers.get("Content-Length") or 0)
+        data = request.rfile.read(length)
+        if len(data) < length:
+            raise ConnectionAbortedError("the client ended in the middle of its request")
+        return data
     parts = []
     while size := int(request.rfile.readline().split(b";")[0], 16):
         parts.append(request.rfile.read(size))
