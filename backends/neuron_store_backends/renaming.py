@@ -436,7 +436,7 @@ class RenamingStore(ArtifactStore):
         if not gone:
             return None
         step("delete.free")
-        size = tree_facts(target).size
+        size = _freed(target)
         remove_tree(target)
         return size
 
@@ -490,6 +490,15 @@ class RenamingStore(ArtifactStore):
             raise TierError(
                 self.location, operation, _remedy(error), key=key, code=error.errno
             ) from error
+
+
+def _freed(path: str) -> int:
+    try:
+        return tree_facts(path).size
+    except OSError as error:
+        # It is hidden already, which is what counts; the size is only told.
+        _log.debug("size of %s unknown: %s", path, error)
+        return 0
 
 
 def _again(act: Callable[[int], _T]) -> _T:
