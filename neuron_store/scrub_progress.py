@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuron_store.artifact import is_key
 from neuron_store.errors import ConfigError
+from neuron_store.own_directory import make_own
 from neuron_store.streams import write_all
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ class ScrubProgress:
         try:
             if not os.path.isdir(root):
                 return cls()
-            os.makedirs(folder, exist_ok=True)
-            if not stat.S_ISDIR(os.lstat(folder).st_mode):  # a link leads out of the tier
-                return cls()
+            make_own(folder)
             if os.path.lexists(path):
                 descriptor = _open(path)
                 os.ftruncate(descriptor, len(_FIRST_LINE))
@@ -144,7 +143,7 @@ class ScrubProgress:
                 self._words[location, str(key)] = word
 
 
-class _NotANote(Exception):  # noqa: N818  (never leaves this module)
+class _NotANote(Exception):
     """What lies there is not a progress note, and so is neither written nor removed."""
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from neuron_store.abc import Lease
 from neuron_store.errors import CollectorBusy, TierError
+from neuron_store.own_directory import make_own
 from neuron_store.steps import step
 from neuron_store.streams import write_all
 from neuron_store_backends._trouble import Changed, Exists
@@ -161,7 +162,10 @@ class FileGuard(Guard):
     def _claim(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            make_own(os.path.dirname(self.path))
+        except OSError as error:
+            raise self._trouble(error) from error
+        try:
             self._fd = os.open(self.path, flags, 0o666)
         except FileExistsError:
             return False

@@ -228,7 +228,7 @@ class RenamingStore(ArtifactStore):
         return (name for name, good in self._entries() if not good)
 
     def _entries(self) -> Iterator[tuple[str, bool]]:
-        """Each committed entry's key, and whether it is complete."""
+        """Each committed entry's key, and whether it is complete and can be read here."""
         with self._trouble("list"):
             try:
                 names = _again(lambda _attempt: os.listdir(self._root))
@@ -241,6 +241,12 @@ class RenamingStore(ArtifactStore):
                 elif foreign_fault(Path(self._root, name), name) is not None:
                     yield name, False
             except ArtifactCorrupt:
+                yield name, False
+            except TierError as error:
+                # A newer release's record, or an entry that this user may not read, is one
+                # entry's trouble: whoever looks at the key is told. Anything else is the tier's.
+                if error.code not in {None, errno.EACCES, errno.EPERM}:
+                    raise
                 yield name, False
 
     # -- writing --------------------------------------------------------------------------------
