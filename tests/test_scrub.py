@@ -151,18 +151,32 @@ def test_of_copies_that_differ_the_one_that_was_there_before_is_taken(local, tmp
     assert b.location in found[c.name, KEY].detail
 
 
-def test_what_no_tier_has_whole_is_beyond_repair_and_set_aside(local, tmp_path):
+def test_what_no_tier_has_whole_is_beyond_repair_and_stays_to_be_told_of_again(local, tmp_path):
     shared = PosixStore(tmp_path / "shared")
     store = TieredStore([local, shared])
     store.promote(KEY)
     damage(local)
     damage(shared)
-    found = scrub(store)
-    for tier in (local, shared):
-        assert found[tier.name, KEY].outcome == "corrupt"
-        assert "beyond repair" in found[tier.name, KEY].detail
-        assert "set aside" in found[tier.name, KEY].detail
-        assert tier.find(KEY) is None
+    for _ in range(2):
+        found = scrub(store)
+        for tier in (local, shared):
+            assert found[tier.name, KEY].outcome == "corrupt"
+            assert "beyond repair" in found[tier.name, KEY].detail
+            assert "left in place" in found[tier.name, KEY].detail
+            assert not (tier.root / ".quarantine").exists()
+            assert list(tier.keys()) == [KEY]
+
+
+def test_a_tier_that_is_not_to_be_repaired_is_only_read(local, tmp_path):
+    mine, other = PosixStore(tmp_path / "mine"), PosixStore(tmp_path / "other")
+    for each in (mine, other):
+        TieredStore([local, each]).promote(KEY)
+        damage(each)
+    local.delete(KEY)
+    found = scrub(TieredStore([local, mine, other]), [mine])
+    assert other.location in found[mine.name, KEY].detail
+    assert (other.root / KEY / "graph.bin").exists()
+    assert not (other.root / ".quarantine").exists()
 
 
 def test_a_read_only_tier_is_reported_and_left_alone(local, tmp_path):

@@ -245,7 +245,8 @@ class RenamingStore(ArtifactStore):
             except TierError as error:
                 # A newer release's record, or an entry that this user may not read, is one
                 # entry's trouble: whoever looks at the key is told. Anything else is the tier's.
-                if error.code not in {None, errno.EACCES, errno.EPERM}:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno not in {errno.EACCES, errno.EPERM}:
                     raise
                 yield name, False
 
