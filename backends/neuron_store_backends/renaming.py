@@ -62,6 +62,7 @@ _T = TypeVar("_T")
 # try, and soon over.
 _PASSING = frozenset({errno.ESTALE, errno.EBUSY, errno.EAGAIN, errno.EINTR})
 _TRIES = 6
+_READING = frozenset({"find", "open", "fetch", "verify", "list"})
 # NFS may answer from its negative cache for acdirmin seconds (30 by default) that a name is not
 # there which a rename has just found taken.
 _VISIBLE_SECONDS = 40.0
@@ -495,7 +496,11 @@ class RenamingStore(ArtifactStore):
             raise
         except OSError as error:
             raise TierError(
-                self.location, operation, _remedy(error), key=key, code=error.errno
+                self.location,
+                operation,
+                _remedy(error, reading=operation in _READING),
+                key=key,
+                code=error.errno,
             ) from error
 
 
@@ -514,11 +519,12 @@ def _again(act: Callable[[int], _T]) -> _T:
     return act(_TRIES - 1)
 
 
-def _remedy(error: OSError) -> str:
+def _remedy(error: OSError, *, reading: bool = False) -> str:
     what = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+    right = "read it" if reading else "write there"
     hint = {
-        errno.EACCES: "give this user the right to write there, or name another root",
-        errno.EPERM: "give this user the right to write there, or name another root",
+        errno.EACCES: f"give this user the right to {right}, or name another root",
+        errno.EPERM: f"give this user the right to {right}, or name another root",
         errno.EROFS: "the file system is mounted read-only; mount it rw, or name another place",
         errno.ENOSPC: "the disk is full; free space or name another root",
         errno.EDQUOT: "the quota is used up; free space or raise it",
