@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from neuron_store import ArtifactCorrupt, Publication, TierError
 from neuron_store.collecting import collect
-from neuron_store.testing import make_source
+from neuron_store.testing import FaultyFiles, FileFault, make_source
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
 
@@ -121,3 +122,12 @@ def test_doctor_says_so(store, outside, name):
     assert [check.name for check in failed] == ["own directories"]
     assert name in failed[0].detail
     assert name in failed[0].remedy
+
+
+def test_what_cannot_be_read_asks_for_the_right_to_read(store, tmp_path):
+    put(store, tmp_path)
+    with (
+        FaultyFiles(store.root, FileFault(at=1, error=errno.EACCES)),
+        pytest.raises(TierError, match="the right to read it"),
+    ):
+        store.find(KEY)

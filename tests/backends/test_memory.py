@@ -5,7 +5,9 @@ import uuid
 
 import pytest
 
-from neuron_store.errors import ConfigError
+from neuron_store.abc import Publication
+from neuron_store.artifact import MAX_RECORD_BYTES
+from neuron_store.errors import ArtifactCorrupt, ConfigError
 from neuron_store.tier_url import parse_tier_url
 from neuron_store_backends.memory import MemoryObjects, MemoryStore
 from tests.backends.cases import ConditionalCases
