@@ -22,6 +22,7 @@ import filelock
 from neuron_store.abc import HolderNote, KeyLock
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
+from neuron_store.own_directory import has_own, make_own
 from neuron_store.streams import open_regular, write_all
 
 __all__ = ["FileKeyLock", "read_holder_note"]
@@ -155,9 +156,9 @@ class FileKeyLock(KeyLock):
     def write_failures(self, data: bytes) -> None:
         try:
             if data:
-                os.makedirs(os.path.dirname(self._failures_path), exist_ok=True)
+                make_own(os.path.dirname(self._failures_path))
                 self._replace(self._failures_path, data)
-            else:
+            elif has_own(os.path.dirname(self._failures_path)):
                 os.unlink(self._failures_path)
         except FileNotFoundError:
             pass
@@ -176,7 +177,7 @@ class FileKeyLock(KeyLock):
         # Whole or not at all, and 0600: a command line, or a compiler's last words, may hold what
         # this user's neighbours should not see.
         temporary = f"{self._root}/.staging/note.{uuid.uuid4().hex}"
-        os.makedirs(os.path.dirname(temporary), exist_ok=True)
+        make_own(os.path.dirname(temporary))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         descriptor = os.open(temporary, flags, 0o600)
         try:

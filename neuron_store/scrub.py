@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neuron_store.asking import Trouble, ask
-from neuron_store.errors import NeuronStoreError
+from neuron_store.errors import ArtifactNotFound, NeuronStoreError
 from neuron_store.pooling import each
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.signing import merge_signatures, same_statement
@@ -28,7 +28,7 @@ from neuron_store.streams import paced
 from neuron_store.trust import TrustPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from neuron_store.abc import ArtifactStore
@@ -120,13 +120,16 @@ class Scrub:
         return [seen for seen in found if seen is not None]
 
     def _read(self, tier: ArtifactStore, key: str) -> Scrubbed:
-        reader = tier if tier is self._store.local else self._store.trust.reader(tier)
+        reader = self._reader(tier)
         with paced(self._pace):
             answer = ask(tier.location, functools.partial(reader.verify, key), seconds=None)
         if not isinstance(answer, Trouble):
             return Scrubbed(tier.name, tier.location, key, "ok", artifact=answer)
         outcome = "missing" if answer.outcome == "miss" else answer.outcome
         return Scrubbed(tier.name, tier.location, key, outcome, answer.detail)
+
+    def _reader(self, tier: ArtifactStore) -> ArtifactStore:
+        return tier if tier is self._store.local else self._store.trust.reader(tier)
 
     # -- repair ---------------------------------------------------------------------------------
 
@@ -142,14 +145,18 @@ class Scrub:
             return attrs.evolve(seen, detail=f"{reason}; not repaired: the tier is read-only")
         bad = {s.location for s in found if s is not None and s.outcome != "ok"}
         others = [t for t in self._store.tiers if t is not tier and t.location not in bad]
+        read = {s.location for s in found if s is not None}
         self._progress.say(tier.location, seen.key, "damaged")
+        refused: list[str] = []
         try:
-            mended = self._replace(tier, seen.key, others)
+            mended = self._replace(tier, seen.key, others, read=read, refused=refused)
         except NeuronStoreError as error:
             return attrs.evolve(seen, outcome="corrupt", detail=f"{reason}; not repaired: {error}")
         if mended is None:
-            where = "; it was set aside" if self._set_aside(tier, seen.key) else ""
-            detail = f"{reason}; beyond repair: no other tier has a copy to use{where}"
+            # It stays under its name: set aside, this would be told once and never again.
+            why = f" ({'; '.join(refused)})" if refused else ""
+            stays = "" if left else "; it is left in place until the key is published again"
+            detail = f"{reason}; beyond repair: no other tier has a copy to use{why}{stays}"
             return attrs.evolve(seen, outcome="corrupt", detail=detail)
         artifact, source = mended
         self._progress.say(tier.location, seen.key, "repaired")
@@ -158,9 +165,23 @@ class Scrub:
         )
 
     def _replace(
-        self, tier: ArtifactStore, key: str, others: Sequence[ArtifactStore]
+        self,
+        tier: ArtifactStore,
+        key: str,
+        others: Sequence[ArtifactStore],
+        *,
+        read: Collection[str],
+        refused: list[str],
     ) -> tuple[Artifact, str] | None:
-        """Put another tier's copy there; None when none has one that may be used."""
+        """Put another tier's copy there; None when none has one that may be used.
+
+        Args:
+            tier: where the damage is.
+            key: of the entry.
+            others: tiers that may have a copy.
+            read: locations of tiers whose entry this run has just read.
+            refused: gets a word on each copy that could not be used.
+        """
         damaged = _record(tier, key)
         # Of copies that differ, one that is what was there before.
         ranked = sorted(others, key=lambda other: not _same(_record(other, key), damaged))
@@ -168,8 +189,15 @@ class Scrub:
             place = self._store.scratch(key)
             try:
                 try:
+                    if other.location not in read:
+                        # A fetch that meets damage takes the entry from its name; a tier that was
+                        # not asked to be repaired is only read.
+                        self._reader(other).verify(key)
                     artifact = self._copy(other, key, place, damaged, to=tier)
+                except ArtifactNotFound:
+                    continue
                 except NeuronStoreError as error:
+                    refused.append(str(error))
                     _log.info("no copy of %s from %s: %s", key, other.location, error)
                     continue
                 step("scrub.copied")
@@ -192,8 +220,7 @@ class Scrub:
         to: ArtifactStore,
     ) -> Artifact:
         trust, local = self._store.trust, self._store.local
-        reader = other if other is local else trust.reader(other)
-        artifact = reader.fetch(key, place)
+        artifact = self._reader(other).fetch(key, place)
         if damaged is not None and same_statement(damaged, artifact):
             # The damage is in the bytes; what was signed is still what these bytes are.
             artifact = merge_signatures(artifact, *damaged.signatures)
@@ -204,13 +231,6 @@ class Scrub:
                 # What is signed is not replaced by what is not.
                 TrustPolicy(trust.keys, required=True).accept(artifact, other.location)
         return artifact
-
-    def _set_aside(self, tier: ArtifactStore, key: str) -> bool:
-        try:
-            return tier.set_aside(key)
-        except NeuronStoreError as error:
-            _log.warning("damaged artifact %s stays in place: %s", key, error)
-            return False
 
 
 def _record(tier: ArtifactStore, key: str) -> Artifact | None:

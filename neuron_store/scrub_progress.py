@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from neuron_store.artifact import is_key
 from neuron_store.errors import ConfigError
+from neuron_store.own_directory import make_own
 from neuron_store.streams import write_all
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["ScrubProgress"]
 
 _HEADER = {"neuron_store_verify": 1}
+_FIRST_LINE = json.dumps(_HEADER).encode() + b"\n"
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ScrubProgress:
@@ -35,47 +41,48 @@ class ScrubProgress:
 
     @classmethod
     def resume(cls, path: str) -> ScrubProgress:
-        """Go on with the note `path`, or begin it.
+        """Go on with the note `path`, or begin it under a name that is free.
 
         Raises:
-            ConfigError: it cannot be used, holds something else, or another run uses it.
+            ConfigError: it cannot be used, is anything but a note, or another run uses it.
         """
         place = f"--resume {path}"
+        full = os.path.abspath(os.path.expanduser(path))
         try:
-            descriptor = _open(os.path.abspath(os.path.expanduser(path)))
-        except BlockingIOError:
+            descriptor = _open(full) if os.path.lexists(full) else _create(full)
+        except (BlockingIOError, FileExistsError):
             raise ConfigError(f"{place}: another verify is at work with it") from None
+        except _NotANote as error:
+            raise ConfigError(
+                f"{place}: {error}; name a file that does not exist, and it is made"
+            ) from None
         except OSError as error:
             raise ConfigError(f"{place}: {error.strerror or error}") from error
         progress = cls(descriptor, path)
         lines = _read(descriptor).split(b"\n")
-        if lines == [b""]:
-            progress._append(_HEADER)
-        elif _parse(lines[0]) != _HEADER:
-            os.close(descriptor)
-            raise ConfigError(f"{place}: not a progress note of verify; name another file")
-        else:
-            if lines[-1]:
-                # Cut off in the middle: what follows must begin on a line of its own.
-                write_all(descriptor, b"\n")
-            progress._remember(map(_parse, lines[1:]))
+        if lines[-1]:
+            # Cut off in the middle: what follows must begin on a line of its own.
+            write_all(descriptor, b"\n")
+        progress._remember(map(_parse, lines[1:]))
         return progress
 
     @classmethod
     def begin(cls, root: Path) -> ScrubProgress:
         """A new note in the local tier's `.stats/`; one that forgets where that cannot be."""
-        path = f"{root}/.stats/verify.jsonl"
+        folder = f"{root}/.stats"
+        path = f"{folder}/verify.jsonl"
         try:
             if not os.path.isdir(root):
                 return cls()
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptor = _open(path)
-            os.ftruncate(descriptor, 0)
-        except OSError:  # read-only, full, or another run's: work without
+            make_own(folder)
+            if os.path.lexists(path):
+                descriptor = _open(path)
+                os.ftruncate(descriptor, len(_FIRST_LINE))
+            else:
+                descriptor = _create(path)
+        except (OSError, _NotANote):  # read-only, full, or another run's: work without
             return cls()
-        progress = cls(descriptor, path)
-        progress._append(_HEADER)
-        return progress
+        return cls(descriptor, path)
 
     def is_done(self, location: str, key: str) -> bool:
         """Whether the entry was found whole, or made so."""
@@ -105,8 +112,10 @@ class ScrubProgress:
     def finish(self) -> None:
         """All is done: the note goes."""
         if self._descriptor is not None and self.path is not None:
+            path = os.path.abspath(os.path.expanduser(self.path))
             try:
-                os.unlink(os.path.expanduser(self.path))
+                if _is_at(self._descriptor, path):
+                    os.unlink(path)
             except OSError:
                 pass
         self.close()
@@ -134,15 +143,76 @@ class ScrubProgress:
                 self._words[location, str(key)] = word
 
 
+class _NotANote(Exception):
+    """What lies there is not a progress note, and so is neither written nor removed."""
+
+
 def _open(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
+    """The note at `path`, locked.
+
+    Raises:
+        _NotANote: something else is there.
+        BlockingIOError: another run has it.
+    """
+    # Before it is opened: to open some devices is to act on them already.
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise _NotANote("not a regular file")
+    descriptor = os.open(path, _FLAGS)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        _lock_note(descriptor, path)
+    except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock_note(descriptor: int, path: str) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise _NotANote("not a regular file")
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not _is_at(descriptor, path):  # its run has just ended
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+    if _parse(os.pread(descriptor, 256, 0).partition(b"\n")[0]) != _HEADER:
+        raise _NotANote("not a progress note of verify")
+
+
+def _create(path: str) -> int:
+    """A new note, locked. It appears under its name with its first line in it, so that nothing
+    which is not recognisably a note is ever taken for one.
+    """
+    draft = f"{path}.{uuid.uuid4().hex}.new"
+    try:
+        descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_all(descriptor, _FIRST_LINE)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if os.path.lexists(path):
+                raise
+            os.rename(draft, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        try:
+            os.unlink(draft)
+        except FileNotFoundError:
+            pass
+    return descriptor
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def _read(descriptor: int) -> bytes:

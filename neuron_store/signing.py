@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neuron_store.artifact import Signature
-from neuron_store.errors import ArtifactUntrusted, ConfigError, MissingExtra
+from neuron_store.errors import ArtifactUntrusted, ConfigError, InvalidArtifact, MissingExtra
 from neuron_store.streams import create_file, open_regular, write_all
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "PublicKey",
     "Signer",
     "create_key",
+    "list_key_files",
     "merge_signatures",
     "read_key_file",
     "require_cryptography",
@@ -213,7 +214,10 @@ def create_key(path: str | os.PathLike[str]) -> PublicKey:
     """
     ed25519 = require_cryptography()
     private = ed25519.Ed25519PrivateKey.generate()
-    target = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    text = os.path.expanduser(os.fspath(path))
+    if text.endswith(os.sep) or os.path.isdir(text):
+        raise ConfigError(f"{text} names a directory; name a new file for the private key")
+    target = os.path.abspath(text)
     public = PublicKey(private.public_key().public_bytes_raw())
     try:
         for taken in (target, f"{target}.pub"):
@@ -222,6 +226,8 @@ def create_key(path: str | os.PathLike[str]) -> PublicKey:
         _write_private(target, _pem(private))
         descriptor = create_file(f"{target}.pub")
         try:
+            # Whatever the umask: who may write it could put another key there.
+            os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o644)
             write_all(descriptor, f"{public}\n".encode())
             os.fsync(descriptor)
         finally:
@@ -231,7 +237,8 @@ def create_key(path: str | os.PathLike[str]) -> PublicKey:
             f"{error.filename2 or error.filename} exists; nothing overwritten"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{error.filename or target}: {error.strerror or error}") from error
+        # Not by the draft's name, which nobody knows.
+        raise ConfigError(f"{target}: {error.strerror or error}") from error
     return public
 
 
@@ -273,33 +280,70 @@ def _read_private(path: str, place: str) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{place}: not a file")
+        data = os.read(descriptor, _MAX_KEY_FILE)
+        if data.startswith(_PREFIX.encode()) or b"BEGIN PUBLIC KEY" in data:
+            raise ConfigError(f"{place}: this is a public key; name the private key's file")
         # OpenSSH's rule: what others gave this user to read is theirs to protect.
-        if found.st_uid == os.getuid() and found.st_mode & 0o077:
+        if b"PRIVATE KEY" in data and found.st_uid == os.getuid() and found.st_mode & 0o077:
             raise ConfigError(
                 f"{place}: others may read it (mode {stat.S_IMODE(found.st_mode):o}); "
                 f"run: chmod 600 {path}"
             )
-        return os.read(descriptor, _MAX_KEY_FILE)
+        return data
     finally:
         os.close(descriptor)
+
+
+def list_key_files(path: str, *, what: str) -> list[str]:
+    """The paths of a directory's `*.pub`, sorted.
+
+    Raises:
+        ConfigError: it cannot be read; or somebody else owns it, or may add a file to it.
+    """
+    place = f"{what}: {path}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _require_ours(descriptor, path, place)
+            names = os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(f"{place}: {error.strerror}") from None
+    return [f"{path}/{name}" for name in sorted(names) if name.endswith(".pub")]
+
+
+def _require_ours(descriptor: int, path: str, place: str) -> None:
+    """Refuse what somebody besides this user and root could put a key into."""
+    found = os.fstat(descriptor)
+    if found.st_uid not in {os.geteuid(), 0}:
+        raise ConfigError(
+            f"{place} belongs to uid {found.st_uid}, who could add a key; "
+            "let it belong to this user or to root"
+        )
+    # Kubernetes mounts keys read-only, in a directory of mode 0777. Elsewhere the sticky bit does
+    # not keep others from adding a file.
+    if found.st_mode & 0o022 and not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
+        raise ConfigError(
+            f"{place} can be written by others, who could add a key; run: chmod go-w {path}"
+        )
 
 
 def read_key_file(path: str, *, what: str) -> list[PublicKey]:
     """The public keys of a file: one a line, whatever follows on it is a comment.
 
     Raises:
-        ConfigError: it cannot be read, others may write it, or a line is no key.
+        ConfigError: it cannot be read, others own or may write it, or a line is no key.
     """
     place = f"{what}: {path}"
     try:
-        descriptor = open_regular(os.path.realpath(path))
+        descriptor = open_regular(os.path.realpath(path, strict=True))
+    except InvalidArtifact as error:
+        raise ConfigError(f"{place}: {error.reason}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        if os.fstat(descriptor).st_mode & 0o022:
-            raise ConfigError(
-                f"{place} can be written by others, who could add a key; run: chmod go-w {path}"
-            )
+        _require_ours(descriptor, path, place)
         lines = os.read(descriptor, _MAX_KEY_FILE).decode("utf-8", "replace").splitlines()
     finally:
         os.close(descriptor)

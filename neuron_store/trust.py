@@ -25,7 +25,7 @@ from neuron_store.errors import (
     Unsupported,
 )
 from neuron_store.readonly import ReadOnlyStore
-from neuron_store.signing import SCHEME, PublicKey, Signer, read_key_file, statement
+from neuron_store.signing import SCHEME, PublicKey, Signer, list_key_files, read_key_file, statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -224,11 +224,8 @@ def _trusted(entry: str) -> Sequence[PublicKey]:
         )
     if not os.path.isdir(path):
         return read_key_file(path, what=_TRUSTED)
-    try:
-        names = sorted(name for name in os.listdir(path) if name.endswith(".pub"))
-    except OSError as error:
-        raise ConfigError(f"{_TRUSTED}: {path}: {error.strerror}") from None
-    return [key for name in names for key in read_key_file(f"{path}/{name}", what=_TRUSTED)]
+    files = list_key_files(path, what=_TRUSTED)
+    return [key for file in files for key in read_key_file(file, what=_TRUSTED)]
 
 
 def load_signer(sources: Sources) -> Signer | None:

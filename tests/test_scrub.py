@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 
 import pytest
@@ -150,18 +151,32 @@ def test_of_copies_that_differ_the_one_that_was_there_before_is_taken(local, tmp
     assert b.location in found[c.name, KEY].detail
 
 
-def test_what_no_tier_has_whole_is_beyond_repair_and_set_aside(local, tmp_path):
+def test_what_no_tier_has_whole_is_beyond_repair_and_stays_to_be_told_of_again(local, tmp_path):
     shared = PosixStore(tmp_path / "shared")
     store = TieredStore([local, shared])
     store.promote(KEY)
     damage(local)
     damage(shared)
-    found = scrub(store)
-    for tier in (local, shared):
-        assert found[tier.name, KEY].outcome == "corrupt"
-        assert "beyond repair" in found[tier.name, KEY].detail
-        assert "set aside" in found[tier.name, KEY].detail
-        assert tier.find(KEY) is None
+    for _ in range(2):
+        found = scrub(store)
+        for tier in (local, shared):
+            assert found[tier.name, KEY].outcome == "corrupt"
+            assert "beyond repair" in found[tier.name, KEY].detail
+            assert "left in place" in found[tier.name, KEY].detail
+            assert not (tier.root / ".quarantine").exists()
+            assert list(tier.keys()) == [KEY]
+
+
+def test_a_tier_that_is_not_to_be_repaired_is_only_read(local, tmp_path):
+    mine, other = PosixStore(tmp_path / "mine"), PosixStore(tmp_path / "other")
+    for each in (mine, other):
+        TieredStore([local, each]).promote(KEY)
+        damage(each)
+    local.delete(KEY)
+    found = scrub(TieredStore([local, mine, other]), [mine])
+    assert other.location in found[mine.name, KEY].detail
+    assert (other.root / KEY / "graph.bin").exists()
+    assert not (other.root / ".quarantine").exists()
 
 
 def test_a_read_only_tier_is_reported_and_left_alone(local, tmp_path):
@@ -288,12 +303,48 @@ class TestProgress:
         assert third.damaged("/tier") == ["c"]
         third.close()
 
-    @pytest.mark.parametrize("content", [b"my thesis", b"{}\n", b"\x00" * 50, b'["x"]\n'])
+    @pytest.mark.parametrize("content", [b"my thesis", b"{}\n", b"\x00" * 50, b'["x"]\n', b""])
     def test_a_file_that_is_something_else_is_left_alone(self, tmp_path, content):
         (tmp_path / "f").write_bytes(content)
         with pytest.raises(ConfigError, match="not a progress note"):
             ScrubProgress.resume(str(tmp_path / "f"))
         assert (tmp_path / "f").read_bytes() == content
+
+    @pytest.mark.parametrize("kind", ["fifo", "link", "directory", "socket"])
+    def test_what_is_no_regular_file_is_neither_written_nor_removed(self, tmp_path, kind):
+        path, note = tmp_path / "it", tmp_path / "note"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "link":
+            ScrubProgress.resume(str(note)).close()
+            path.symlink_to(note)
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            os.mknod(path, 0o600 | stat.S_IFSOCK)
+        with pytest.raises(ConfigError, match="not a regular file"):
+            ScrubProgress.resume(str(path))
+        assert os.path.lexists(path)
+
+    def test_what_took_the_place_of_the_note_is_not_removed(self, tmp_path):
+        path = tmp_path / "note"
+        progress = ScrubProgress.resume(str(path))
+        path.unlink()
+        path.write_text("mine")
+        progress.finish()
+        assert path.read_text() == "mine"
+
+    def test_a_new_note_is_alone_in_its_directory(self, tmp_path):
+        ScrubProgress.resume(str(tmp_path / "note")).close()
+        assert os.listdir(tmp_path) == ["note"]
+
+    def test_a_note_behind_a_link_in_place_of_stats_is_not_written(self, local, tmp_path):
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "verify.jsonl").write_text("mine")
+        (local.root / ".stats").symlink_to(outside)
+        assert ScrubProgress.begin(local.root).path is None
+        assert (outside / "verify.jsonl").read_text() == "mine"
 
     def test_two_runs_do_not_share_one(self, tmp_path):
         first = ScrubProgress.resume(str(tmp_path / "note"))

@@ -553,6 +553,36 @@ class TestSettings:
         with pytest.raises(ConfigError, match="could add a key"):
             load_settings({"NEURON_STORE_TRUSTED_KEYS": str(file), "HOME": str(tmp_path)})
 
+    @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
+    def test_a_directory_of_trusted_keys_that_others_may_write_is_refused(
+        self, tmp_path, keys, mode
+    ):
+        place = tmp_path / "trusted"
+        place.mkdir()
+        (place / "a.pub").write_text(f"{keys['build'].public}\n")
+        place.chmod(mode)
+        with pytest.raises(ConfigError, match="could add a key; run: chmod go-w"):
+            load_settings({"NEURON_STORE_TRUSTED_KEYS": str(place), "HOME": str(tmp_path)})
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file away")
+    @pytest.mark.parametrize("name", ["trusted", "trusted/a.pub"])
+    def test_trusted_keys_that_belong_to_a_stranger_are_refused(self, tmp_path, keys, name):
+        place = tmp_path / "trusted"
+        place.mkdir()
+        (place / "a.pub").write_text(f"{keys['build'].public}\n")
+        os.chown(tmp_path / name, 65534, 65534)
+        with pytest.raises(ConfigError, match="belongs to uid 65534") as caught:
+            load_settings({"NEURON_STORE_TRUSTED_KEYS": str(place), "HOME": str(tmp_path)})
+        assert str(tmp_path / name) in str(caught.value)
+
+    def test_trusted_keys_behind_a_link_that_loops_are_named_once(self, tmp_path):
+        (tmp_path / "a.pub").symlink_to(tmp_path / "a.pub")
+        with pytest.raises(ConfigError, match="Too many levels") as caught:
+            load_settings(
+                {"NEURON_STORE_TRUSTED_KEYS": str(tmp_path / "a.pub"), "HOME": str(tmp_path)}
+            )
+        assert str(caught.value).count(str(tmp_path)) == 1
+
     def test_where_signatures_count_a_local_tier_open_to_all_is_refused(
         self, tmp_path, monkeypatch, keys
     ):
@@ -586,6 +616,7 @@ class TestKeys:
         finally:
             os.umask(old)
         assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "key.pub").stat().st_mode & 0o777 == 0o644
         assert PublicKey.parse((tmp_path / "key.pub").read_text().strip(), what="t") == public
         secret = (tmp_path / "key").read_bytes()
         for _ in range(2):
@@ -596,6 +627,30 @@ class TestKeys:
         with pytest.raises(ConfigError, match="exists"):
             create_key(tmp_path / "other")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "key.pub", "other.pub"]
+
+    @pytest.mark.parametrize("name", ["a/", "there", "there/"])
+    def test_a_directory_is_no_name_for_a_key(self, tmp_path, name):
+        (tmp_path / "there").mkdir()
+        with pytest.raises(ConfigError, match="names a directory"):
+            create_key(f"{tmp_path}/{name}")
+        assert [p.name for p in tmp_path.rglob("*")] == ["there"]
+
+    def test_a_place_that_cannot_be_written_is_told_by_the_name_that_was_given(self, tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            create_key(tmp_path / "no" / "key")
+        assert str(caught.value) == f"{tmp_path}/no/key: No such file or directory"
+
+    def test_a_public_key_in_place_of_a_private_one_is_said_to_be_one(self, tmp_path):
+        create_key(tmp_path / "key")
+        with pytest.raises(ConfigError, match="this is a public key") as caught:
+            Signer.load(tmp_path / "key.pub", what="--key")
+        assert "chmod" not in str(caught.value)
+
+    def test_nobody_is_told_to_chmod_what_is_no_private_key(self, tmp_path):
+        (tmp_path / "notes").write_text("mine")
+        (tmp_path / "notes").chmod(0o644)
+        with pytest.raises(ConfigError, match="not a private key"):
+            Signer.load(tmp_path / "notes", what="--key")
 
     def test_openssl_and_we_read_each_others_keys(self, tmp_path):
         import shutil

@@ -44,7 +44,10 @@ class LocalCollector(RenamingCollector):
         return _LocalGuard(self.store.lock(COLLECTOR_KEY, 0), self.store.location, self.store.uses)
 
     def uses(self) -> Mapping[str, float]:
-        return self.store.uses.ages()
+        try:
+            return self.store.uses.ages()
+        except OSError as error:
+            raise self._trouble(error) from error
 
     def evict(self, holding: Holding, unused: float) -> int | None:
         uses = self.store.uses
@@ -88,7 +91,10 @@ class LocalCollector(RenamingCollector):
             age = self.store.uses.age(garbage.key or "")
             if age is None or age < garbage.age:
                 return None
-            self.store.uses.forget(garbage.key or "")
+            try:
+                self.store.uses.forget(garbage.key or "")
+            except OSError as error:
+                raise self._trouble(error) from error
             return 0
         if garbage.kind != "staging" or garbage.key is None:
             return super().sweep(garbage)

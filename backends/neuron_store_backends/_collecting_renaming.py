@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from neuron_store.artifact import RECORD_NAME, is_key
 from neuron_store.collector import COLLECTOR_KEY, Collector, Garbage, Holding
 from neuron_store.errors import NeuronStoreError, TierError
 from neuron_store.neuron_layout import MARK_NAME
+from neuron_store.own_directory import make_own, open_own
 from neuron_store.steps import step
 from neuron_store_backends._aside import remove_tree, tree_facts
 from neuron_store_backends._entry import Entry
@@ -134,17 +137,19 @@ class RenamingCollector(Collector):
         again = self._judge(garbage.name, garbage.kind, garbage.reason, garbage.key)
         if again is None or again.age < garbage.age:
             return None
-        path = f"{self.root}/{garbage.name}"
+        folder, _, name = garbage.name.rpartition("/")
+        target = f"{self.root}/.staging/gone.{uuid.uuid4().hex}"
         step("gc.hide")
         try:
-            if not os.path.isdir(path) or os.path.islink(path):
-                os.unlink(path)
-                return again.size
-            # One rename first: a publisher that was only stopped, and wants to rename it into
-            # place, finds it whole or not at all.
-            target = f"{self.root}/.staging/gone.{uuid.uuid4().hex}"
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.rename(path, target)
+            # By descriptor: a link that takes the folder's place now leads nowhere.
+            with self._opened(folder) as place:
+                if not stat.S_ISDIR(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=place)
+                    return again.size
+                # One rename first: a publisher that was only stopped, and wants to rename it into
+                # place, finds it whole or not at all.
+                make_own(os.path.dirname(target))
+                os.rename(name, target, src_dir_fd=place)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -168,15 +173,24 @@ class RenamingCollector(Collector):
 
     def _names(self, folder: str) -> list[str]:
         try:
-            return sorted(os.listdir(f"{self.root}/{folder}" if folder else self.root))
+            with self._opened(folder) as place:
+                return sorted(os.listdir(place))
         except FileNotFoundError:
             return []
-        except NotADirectoryError as error:
-            if folder:
-                return []
-            raise self._trouble(error) from error
         except OSError as error:
             raise self._trouble(error) from error
+
+    @contextmanager
+    def _opened(self, folder: str) -> Iterator[int]:
+        """A descriptor of the root (that may be a link), or of one of its own directories."""
+        if folder:
+            place = open_own(f"{self.root}/{folder}")
+        else:
+            place = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield place
+        finally:
+            os.close(place)
 
     def _trouble(self, error: OSError) -> TierError:
         place = f" ({error.filename})" if error.filename else ""

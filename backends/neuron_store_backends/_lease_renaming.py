@@ -25,6 +25,7 @@ import attrs
 from neuron_store.abc import Lease, check_ttl
 from neuron_store.artifact import check_key
 from neuron_store.errors import LeaseHeld
+from neuron_store.own_directory import make_own
 from neuron_store.steps import step
 from neuron_store.streams import create_file
 from neuron_store_backends._heartbeat import HeldLease, Watch, own_clock
@@ -107,10 +108,11 @@ class DirectoryLeases:
     def _create(self, key: str, record: LeaseRecord) -> Lease:
         staged = f"{self._root}/.staging/lease.{uuid.uuid4().hex}"
         step("lease.stage")
-        os.makedirs(staged)
+        make_own(os.path.dirname(staged))
+        make_own(f"{self._root}/{LEASES}")
+        os.mkdir(staged)
         try:
             os.close(create_file(f"{staged}/{lease_name(record)}"))
-            os.makedirs(f"{self._root}/{LEASES}", exist_ok=True)
             step("lease.create")
             since = own_clock()
             try:
@@ -289,7 +291,7 @@ def _clear(root: str, key: str, seen: _Seen) -> None:
     try:
         for name in seen.names:
             aside = f"{root}/.staging/lease.{uuid.uuid4().hex}"
-            os.makedirs(os.path.dirname(aside), exist_ok=True)
+            make_own(os.path.dirname(aside))
             try:
                 os.rename(name, aside, src_dir_fd=folder)
             except FileNotFoundError:

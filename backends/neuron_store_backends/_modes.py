@@ -12,6 +12,8 @@ import logging
 import os
 import stat
 
+from neuron_store.own_directory import make_own
+
 __all__ = ["group_of", "level_directory", "level_file", "make_container", "umask"]
 
 _log = logging.getLogger(__name__)
@@ -21,10 +23,10 @@ def make_container(root: str, name: str) -> str:
     """`<root>/<name>`, made where it is missing, and no less open than the root.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made; or a link or a file is in its place.
     """
     path = f"{root}/{name}"
-    os.makedirs(path, exist_ok=True)
+    make_own(path)
     above, found = os.stat(root), os.stat(path, follow_symlinks=False)
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
         return path

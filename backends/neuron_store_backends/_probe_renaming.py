@@ -10,6 +10,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from neuron_store.abc import Check, Speed, TierReport, measure_latency
+from neuron_store.own_directory import has_own, make_own
 from neuron_store.streams import write_all
 from neuron_store_backends._aside import remove_tree
 from neuron_store_backends._staging import sync_directory
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["probe"]
 
+_OWN = (".staging", ".quarantine", ".leases", ".failed", ".stats", ".gc")
 _SPEED_BYTES = 16 << 20
 _UNFIT = (
     "publishing rests on it, so this file system cannot hold a tier: use a local disk, NFS 3 or "
@@ -29,8 +31,12 @@ _UNFIT = (
 def probe(store: RenamingStore, root: str) -> TierReport:
     """Measure inside `<root>/.staging/` only, and leave nothing there."""
     place = f"{root}/.staging/probe.{uuid.uuid4().hex}"
+    own = _own_directories(root)
+    if not own.passed:
+        return TierReport(store.location, (own,), measure_latency(store))
     try:
-        os.makedirs(place)
+        make_own(os.path.dirname(place))
+        os.mkdir(place)
     except OSError as error:
         remedy = "give this user the right to write there; or set read_only=1 if it is only read"
         reason = f"{root}: {error.strerror}"
@@ -39,6 +45,7 @@ def probe(store: RenamingStore, root: str) -> TierReport:
     try:
         checks = (
             Check("writable", passed=True),
+            own,
             _rename_refuses(place),
             _create_excludes(place),
             _flushes(place),
@@ -49,6 +56,20 @@ def probe(store: RenamingStore, root: str) -> TierReport:
     finally:
         remove_tree(place)
     return TierReport(store.location, checks, measure_latency(store), speed)
+
+
+def _own_directories(root: str) -> Check:
+    name = "own directories"
+    for folder in _OWN:
+        try:
+            has_own(f"{root}/{folder}")
+        except OSError as error:
+            if error.errno not in {errno.ELOOP, errno.EEXIST}:
+                continue
+            remedy = f"see who put it there, and remove it: rm {root}/{folder}"
+            reason = f"{error.filename}: {error.strerror}"
+            return Check(name, passed=False, detail=reason, remedy=remedy)
+    return Check(name, passed=True)
 
 
 def _speed(path: str) -> Speed | None:

@@ -149,7 +149,7 @@ class Publishing:
     # -- nothing is there -----------------------------------------------------------------------
 
     def _look(self) -> Blob | None:
-        return self.objects.read(self.store.index_path(self.key), MAX_RECORD_BYTES, key=self.key)
+        return self.objects.peek(self.store.index_path(self.key), MAX_RECORD_BYTES, key=self.key)
 
     def _create(self) -> Publication | None:
         self._pack()

@@ -24,6 +24,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from neuron_store.artifact import is_key
+from neuron_store.own_directory import has_own, make_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,7 @@ class Uses:
     """The notes of one process about one local tier. Thread-safe, and good after fork."""
 
     def __init__(self, root: str) -> None:
+        self._stats = f"{root}/.stats"
         self._folder = f"{root}/.stats/uses"
         self._flag = f"{root}/.stats/collecting"
         self._reset()
@@ -61,7 +63,7 @@ class Uses:
 
     def __getstate__(self) -> dict[str, str]:
         # Under spawn a store travels to the child, which makes notes of its own.
-        return {"_folder": self._folder, "_flag": self._flag}
+        return {"_stats": self._stats, "_folder": self._folder, "_flag": self._flag}
 
     def __setstate__(self, state: dict[str, str]) -> None:
         self.__dict__.update(state)
@@ -110,6 +112,8 @@ class Uses:
         self.flush()
         found: dict[str, float] = {}
         now = time.time()
+        if not (has_own(self._stats) and has_own(self._folder)):
+            return found
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
@@ -127,8 +131,10 @@ class Uses:
             return None
 
     def forget(self, key: str) -> None:
-        """Remove a mark."""
+        """Remove a mark. Raises `OSError`."""
         try:
+            if not (has_own(self._stats) and has_own(self._folder)):
+                return
             os.unlink(f"{self._folder}/{key}")
         except FileNotFoundError:
             pass
@@ -137,10 +143,17 @@ class Uses:
 
     def raise_flag(self) -> None:
         """Have hits mark their keys at once. Raises `OSError`."""
+        make_own(self._stats)
         _touch(self._flag)
 
     def lower_flag(self) -> None:
         """The collector is done."""
+        try:
+            if not has_own(self._stats):
+                return
+        except OSError as error:
+            _log.debug("%s", error)
+            return
         try:
             os.unlink(self._flag)
         except FileNotFoundError:
@@ -159,6 +172,8 @@ class Uses:
 
     def _mark(self, key: str) -> None:
         try:
+            make_own(self._stats)
+            make_own(self._folder)
             _touch(f"{self._folder}/{key}")
         except OSError as error:
             # A full disk or a read-only root: the artifact's publish time stands for its use.
@@ -171,11 +186,7 @@ class Uses:
 
 def _touch(path: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags, 0o666)
     try:
         os.utime(descriptor)
     finally:

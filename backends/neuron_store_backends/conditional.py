@@ -282,7 +282,7 @@ class ConditionalStore(ArtifactStore):
         return open_payload(self.objects, self.payload_path(key, file), file, key=key)
 
     def _record(self, key: str) -> tuple[Artifact, Mapping[str, bytes]] | None:
-        blob = self.objects.read(self.index_path(key), MAX_RECORD_BYTES, key=key)
+        blob = self.objects.peek(self.index_path(key), MAX_RECORD_BYTES, key=key)
         if blob is None:
             return None
         try:

@@ -62,6 +62,7 @@ _T = TypeVar("_T")
 # try, and soon over.
 _PASSING = frozenset({errno.ESTALE, errno.EBUSY, errno.EAGAIN, errno.EINTR})
 _TRIES = 6
+_READING = frozenset({"find", "open", "fetch", "verify", "list"})
 # NFS may answer from its negative cache for acdirmin seconds (30 by default) that a name is not
 # there which a rename has just found taken.
 _VISIBLE_SECONDS = 40.0
@@ -228,7 +229,7 @@ class RenamingStore(ArtifactStore):
         return (name for name, good in self._entries() if not good)
 
     def _entries(self) -> Iterator[tuple[str, bool]]:
-        """Each committed entry's key, and whether it is complete."""
+        """Each committed entry's key, and whether it is complete and can be read here."""
         with self._trouble("list"):
             try:
                 names = _again(lambda _attempt: os.listdir(self._root))
@@ -241,6 +242,13 @@ class RenamingStore(ArtifactStore):
                 elif foreign_fault(Path(self._root, name), name) is not None:
                     yield name, False
             except ArtifactCorrupt:
+                yield name, False
+            except TierError as error:
+                # A newer release's record, or an entry that this user may not read, is one
+                # entry's trouble: whoever looks at the key is told. Anything else is the tier's.
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno not in {errno.EACCES, errno.EPERM}:
+                    raise
                 yield name, False
 
     # -- writing --------------------------------------------------------------------------------
@@ -488,7 +496,11 @@ class RenamingStore(ArtifactStore):
             raise
         except OSError as error:
             raise TierError(
-                self.location, operation, _remedy(error), key=key, code=error.errno
+                self.location,
+                operation,
+                _remedy(error, reading=operation in _READING),
+                key=key,
+                code=error.errno,
             ) from error
 
 
@@ -516,11 +528,12 @@ def _again(act: Callable[[int], _T]) -> _T:
     return act(_TRIES - 1)
 
 
-def _remedy(error: OSError) -> str:
+def _remedy(error: OSError, *, reading: bool = False) -> str:
     what = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+    right = "read it" if reading else "write there"
     hint = {
-        errno.EACCES: "give this user the right to write there, or name another root",
-        errno.EPERM: "give this user the right to write there, or name another root",
+        errno.EACCES: f"give this user the right to {right}, or name another root",
+        errno.EPERM: f"give this user the right to {right}, or name another root",
         errno.EROFS: "the file system is mounted read-only; mount it rw, or name another place",
         errno.ENOSPC: "the disk is full; free space or name another root",
         errno.EDQUOT: "the quota is used up; free space or raise it",

@@ -50,7 +50,7 @@ class Fault:
     `TierError` all the same. `tear`: the write says it worked, and what is read of it from then on
     is cut short, until the key is published again. `hide`: what was written is found and listed
     only after `calls` more look-ups. `stale`: the listing is the one before."""
-    operation: str = "*"
+    operation: str = attrs.field(default="*")
     """`find`, `open_file`, `publish`, `keys` or `delete`; `*`: any that the kind can befall."""
     at: int = 1
     """At which call of the operation, from 1 (with `*`: of all)."""
@@ -58,6 +58,13 @@ class Fault:
     """At every later call too: the tier is down, and stays so."""
     seconds: float = 0.05
     calls: int = 3
+
+    @operation.validator
+    def _can_befall(self, _attribute: object, value: str) -> None:
+        if value != "*" and value not in KINDS[self.kind]:
+            raise ValueError(
+                f"{self.kind!r} does not befall {value!r}; one of {', '.join(KINDS[self.kind])}"
+            )
 
 
 class FaultyStore(ArtifactStore):

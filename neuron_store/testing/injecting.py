@@ -22,6 +22,7 @@ import os
 import shutil
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,6 +260,8 @@ def inject_steps(
         open_at: opens a new, empty tier; a directory of its own is offered to it.
         workspace: an empty directory to work in.
         how: of `HOW`. Without "kill" for a tier that lives in this process.
+
+    Warns where the operation has one step only, so that next to nothing was tried.
     """
     report = Injected(operation.name)
     count = itertools.count()
@@ -279,6 +282,12 @@ def inject_steps(
             wrong = _judge(operation, open_at, root, bench, outcome)
             report.failures += [f"{kind} at {step} ({at}): {each} [{outcome!r}]" for each in wrong]
             shutil.rmtree(workspace / str(number), ignore_errors=True)
+    if len(report.places) == 1:
+        warnings.warn(
+            f"{operation.name} has one step, {report.places[0]}: little was injected; call "
+            "neuron_store.steps.step before each step of it",
+            stacklevel=2,
+        )
     return report
 
 

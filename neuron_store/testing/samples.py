@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_store.artifact import Artifact, ArtifactFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["make_source"]
 
@@ -16,7 +16,12 @@ __all__ = ["make_source"]
 def make_source(
     directory: Path, key: str, files: Mapping[str, bytes], **facts: object
 ) -> tuple[Artifact, Path]:
-    """Write `files` below the new directory, and the record of them, digests not yet known."""
+    """Write `files` below the new directory, and the record of them, digests not yet known.
+
+    Raises:
+        FileExistsError: the directory exists; each artifact has one of its own.
+    """
+    directory = Path(directory)
     directory.mkdir(parents=True)
     for name, data in files.items():
         path = directory / name

@@ -5,7 +5,9 @@ import uuid
 
 import pytest
 
-from neuron_store.errors import ConfigError
+from neuron_store.abc import Publication
+from neuron_store.artifact import MAX_RECORD_BYTES
+from neuron_store.errors import ArtifactCorrupt, ConfigError
 from neuron_store.tier_url import parse_tier_url
 from neuron_store_backends.memory import MemoryObjects, MemoryStore
 from tests.backends.cases import ConditionalCases
@@ -91,3 +93,16 @@ def test_a_url_gives_name_and_location():
 def test_an_unusable_url_is_refused(url):
     with pytest.raises(ConfigError):
         MemoryStore.from_url(parse_tier_url(url))
+
+
+def test_a_record_that_is_too_large_is_damage_and_a_publish_repairs_it(tmp_path):
+    from tests.backends.cases import fill
+
+    artifact = fill(tmp_path, {"f": b"1"}, "k")
+    store = MemoryStore(uuid.uuid4().hex)
+    store.publish(artifact, tmp_path)
+    store.objects.handle().pipe_file(store.index_path("k"), b" " * (MAX_RECORD_BYTES + 1))
+    with pytest.raises(ArtifactCorrupt):
+        store.find("k")
+    assert store.publish(artifact, tmp_path) is Publication.REPAIRED
+    assert store.verify("k").key == "k"

@@ -447,7 +447,7 @@ class TestTrouble:
             try:
                 PosixStore(root).find(KEY)
             except TierError as error:
-                os._exit(0 if "right to write" in str(error) else 3)
+                os._exit(0 if "right to read" in str(error) else 3)
             except BaseException:
                 os._exit(2)
             os._exit(1)

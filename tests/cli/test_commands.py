@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
+from neuron_store_backends.posix import PosixStore
 from tests.cli.conftest import KEY, OTHER
 from tests.manifest.entries import fill
 
@@ -308,3 +310,16 @@ class TestVerify:
         (places.local / "lost+found").mkdir()
         shutil.copytree(places.local / KEY, places.local / ".backup")
         assert len(fields(cli("verify"))) == 1
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_record_of_a_newer_release_is_one_row_and_the_rest_goes_on(cli, put, places, command):
+    put(places.shared)
+    record = put(places.shared, OTHER) / ".neuron_store.json"
+    facts = json.loads(record.read_text())
+    facts["neuron_store_record"] = 99
+    record.write_text(json.dumps(facts))
+    told = cli.json(command, "--tier", str(places.shared), status=1)["artifacts"]
+    outcomes = {seen["key"]: seen["outcome"] for seen in told}
+    assert outcomes == {KEY: "hit" if command == "ls" else "ok", OTHER: "error"}
+    assert list(PosixStore(places.shared).keys()) == [KEY]

@@ -168,11 +168,10 @@ class TestVerify:
     def test_beyond_repair_is_status_1(self, cli, put, places):
         put(places.shared)
         rot(places.shared)
-        told = cli("verify", "--repair", status=1)
-        assert "beyond repair" in told.stderr
-        assert not (places.shared / KEY).exists()
-        # It was told and is gone: nothing is damaged any more.
-        cli("verify")
+        for _ in range(2):
+            told = cli("verify", "--repair", status=1)
+            assert "beyond repair" in told.stderr
+            assert (places.shared / KEY).exists()
 
     def test_only_the_tier_that_is_named(self, cli, cli_json, put, places):
         put(places.local)
