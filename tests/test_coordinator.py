@@ -310,7 +310,10 @@ def test_threads_share_one_compile(local, tmp_path):
         thread.join(30)
     assert paths == [local.root / KEY] * 8
     assert len(starts(log)) == 1
-    assert coordinator.counts == {"compiled": 1, "waited": 7}
+    counts = coordinator.counts
+    assert counts["compiled"] == 1
+    # A thread that begins late hits.
+    assert counts["waited"] + counts.get("hits", 0) == 7
 
 
 def test_a_hit_takes_no_lock_and_writes_nothing(local, tmp_path):

@@ -483,7 +483,8 @@ class TestPromote:
         node(tmp_path, "build", shared).promote(KEY)
         store = node(tmp_path, "build", shared, signer=keys["build"])
         steps = []
-        for number in range(1, 40):
+        # A claim that was left is waited out in steps of its own.
+        for number in range(1, 200):
             told = run_killed_at(lambda: store.promote(KEY), number)
             steps.append(told.step)
             if told.step == "endorse.rename":

@@ -416,6 +416,7 @@ class TestBesideOthers:
             # What the one before left would shift the steps.
             shutil.rmtree(store.root / ".staging", ignore_errors=True)
             shutil.rmtree(store.root / ".leases", ignore_errors=True)
+            shutil.rmtree(store.root / KEY, ignore_errors=True)
             put(store, age=OLD)
             leave(store, f".staging/{OTHER}.{number}")
             ended = run_killed_at(functools.partial(collect, store, older_than=86400), number)

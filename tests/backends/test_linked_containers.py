@@ -47,7 +47,7 @@ def put(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [".staging", ".quarantine", ".leases", ".failed", ".gc", ".stats", ".stats/uses"]
+    "name", [".staging", ".quarantine", ".leases", ".failed", ".stats", ".stats/uses"]
 )
 def test_gc_removes_nothing_through_it_and_names_it(store, outside, name):
     if name.startswith(".stats") and type(store) is PosixStore:
@@ -114,7 +114,7 @@ def test_a_use_is_not_noted_through_it(tmp_path, outside):
     assert (outside / "uses" / KEY).stat().st_mtime == before
 
 
-@pytest.mark.parametrize("name", [".staging", ".quarantine", ".leases", ".failed", ".stats", ".gc"])
+@pytest.mark.parametrize("name", [".staging", ".quarantine", ".leases", ".failed", ".stats"])
 def test_doctor_says_so(store, outside, name):
     (store.root / name).symlink_to(outside)
     report = store.probe()
