@@ -27,7 +27,7 @@ def imported(path: Path) -> list[str]:
 
 def test_it_uses_nothing_but_public_names():
     used = [name for path in EXAMPLE.rglob("*.py") for name in imported(path)]
-    assert "neuron_store_backends.objects.Objects" in used
+    assert "neuron_store_backends.objects.AsyncObjects" in used
     assert [name for name in used if any(p.startswith("_") for p in name.split("."))] == []
 
 
