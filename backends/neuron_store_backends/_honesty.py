@@ -6,6 +6,7 @@ is measured before the first publish of a process, by writing twice.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import uuid
@@ -155,6 +156,10 @@ def _replace_twice(objects: Objects) -> str | None:
             return "an object just written cannot be read"
         try:
             objects.replace(path, b"2", first.version)
+        except TierError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+            return "the store has no replace-if-unchanged"
         except Changed:
             second = objects.read(path, 16)
             # With `2` there it was our own, the reply being lost.
