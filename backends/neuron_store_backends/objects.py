@@ -12,7 +12,7 @@ the requests made of them, with deadlines and retries, and are not overridden:
 * `_get(handle, path, limit)`: a small object and its version, cut at `limit` + 1 bytes.
 * `_create(handle, path, data)`: ONE operation that writes only where nothing is, and shows all or
   nothing; where something is, an error that `classify` calls `Kind.PRECONDITION`.
-* `_replace(handle, path, data, version)`: the same, only where `version` is. Where the store cannot,
+* `_replace(handle, path, data, version)`: the same, only where `version` is. Where it cannot be,
   raise what `classify` calls `Kind.FATAL` with the code `ENOTSUP`: then damaged records are left
   and told, and there are no leases.
 * `_upload(handle, path, pieces)`: a large object from `Pieces`; nothing visible before the last
