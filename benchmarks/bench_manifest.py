@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.manifest.stores import FIXTURES, fill, key_of
 
 from neuron_store.errors import ConfigError, MissingExtra
 from neuron_store.manifest import ledger
@@ -22,6 +21,7 @@ from neuron_store.manifest.ledger import record_graph
 from neuron_store.manifest.reader import read_manifest
 from neuron_store.registry import open_tier
 from tests.manifest import samples
+from tests.manifest.entries import FIXTURES, fill, key_of
 
 pytestmark = [pytest.mark.bench, pytest.mark.slow]
 FLAGS = samples.FLAGS
