@@ -193,6 +193,7 @@ def test_gc_on_an_object_store(s3, bucket, put, places):
 
 
 def test_doctor_measures_latency_and_throughput_and_leaves_nothing(cli, places):
+    places.shared.mkdir()
     document = cli.json("doctor")
     for tier in document["tiers"]:
         assert tier["speed"]["size"] >= 1 << 20
@@ -213,6 +214,7 @@ def test_doctor_measures_an_object_store_and_leaves_nothing(s3, bucket):
 
 
 def test_doctor_says_what_a_failed_check_means_and_what_to_do(cli, places, monkeypatch):
+    places.shared.mkdir()
     monkeypatch.setattr(
         _probe_renaming,
         "_flock_excludes",
@@ -225,6 +227,7 @@ def test_doctor_says_what_a_failed_check_means_and_what_to_do(cli, places, monke
 
 
 def test_doctor_says_when_a_tier_is_slow(cli, places, monkeypatch):
+    places.shared.mkdir()
     monkeypatch.setattr(_probe_renaming, "_speed", lambda _path: Speed(1 << 20, 2.0, 0.001))
     result = cli("doctor")
     assert f"slow: {places.shared}: write: 512.0 KiB/s" in result.stderr
