@@ -168,7 +168,8 @@ class TierHealth:
             TierError: the call's own, or that the tier did not answer in time.
         """
         began = time.monotonic()
-        allowed = max(0.05, min(seconds, self._left))
+        # A little less, so that what passes beside the waiting stays within it, too.
+        allowed = max(0.05, min(seconds, 0.95 * self._left))
         try:
             value = bounded(call, allowed, progress)
         except Stalled:
