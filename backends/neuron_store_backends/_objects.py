@@ -249,7 +249,6 @@ class Objects(abc.ABC):
         *,
         key: str | None = None,
         seconds: float | None,
-        most: int = 100,
     ) -> T:
         """What `make` returns, called again and again while that can help.
 
@@ -258,14 +257,13 @@ class Objects(abc.ABC):
             make: makes the request with a handle and ends it at a time of the monotonic clock.
             key: for messages.
             seconds: what all tries together may take; None: no limit of its own.
-            most: tries at most, whatever the trouble.
 
         Raises:
             Missing: the object is not there.
             Changed: the precondition did not hold.
             TierError: anything else that did not pass.
         """
-        attempts = Attempts(self, operation, key=key, seconds=seconds, most=most)
+        attempts = Attempts(self, operation, key=key, seconds=seconds)
         while True:
             try:
                 return make(self.handle(), attempts.end)

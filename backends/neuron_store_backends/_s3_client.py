@@ -109,11 +109,18 @@ class Answer:
         self._got = 0
         self.status = status
         self.version = str(headers.get("ETag", ""))
-        self.modified = _unix_seconds(headers.get("Last-Modified"))
-        """By the store's clock; None where it is not told."""
+        self._told = headers.get("Last-Modified")
         told = headers.get("Content-Length")
         self.length = int(told) if told is not None else None
         """Of the body, in bytes; None where it is not told."""
+
+    @property
+    def modified(self) -> float | None:
+        """Unix seconds by the store's clock; None where it is not told."""
+        try:
+            return email.utils.parsedate_to_datetime(str(self._told)).timestamp()
+        except (ValueError, OverflowError):
+            return None
 
     def read(self) -> bytes:
         """What has come, at most 256 KiB; empty at the end.
@@ -357,13 +364,6 @@ class S3Client:
         if scope is None or "x-amz-s3session-token" in request.headers:
             return None
         return _Address(url, scope.group(1))
-
-
-def _unix_seconds(told: Any) -> float | None:
-    try:
-        return email.utils.parsedate_to_datetime(str(told)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _in_time(end: float | None) -> None:
