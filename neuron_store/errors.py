@@ -338,6 +338,7 @@ class LeaseHeld(NeuronStoreError):
         *,
         host: str | None = None,
         renewed: bool = False,
+        ttl: float = 0.0,
     ) -> None:
         self.key = key
         self.location = location
@@ -347,6 +348,8 @@ class LeaseHeld(NeuronStoreError):
         """The holder's own name for its machine; None when unknown."""
         self.renewed = renewed
         """Whether this process, asking before, saw another version of it: its holder lives."""
+        self.ttl = ttl
+        """Seconds within which the holder promised to renew it; 0 when unknown."""
         where = f" on {host}" if host else ""
         super().__init__(f"lease of {key} at {location} is held by {holder}{where}")
 

@@ -72,13 +72,14 @@ class Guard(Lease):
         return self
 
     def _take(self) -> Lease:
-        # Whoever promised to renew less often than we do is not waited for.
-        give_up = time.monotonic() + 2 * TTL
+        # A slow tier may need several ttls to show twice that nobody renews.
+        give_up = time.monotonic() + 10 * TTL
         while True:
             try:
                 return self._store.lease(COLLECTOR_KEY, TTL)
             except LeaseHeld as error:
-                if error.renewed or time.monotonic() > give_up:
+                # Whoever promised to renew so much less often than we do is not waited for.
+                if error.renewed or error.ttl > 2 * TTL or time.monotonic() > give_up:
                     host = f" on {error.host}" if error.host else ""
                     raise CollectorBusy(self.location, f"{error.holder}{host}") from error
             time.sleep(min(1.0, TTL / 20))

@@ -151,8 +151,8 @@ class DirectoryLeases:
     def _held(self, key: str, seen: _Seen | None) -> LeaseHeld:
         renewed = self._watch.renewed(key)
         for _, theirs in seen.leases if seen is not None else ():
-            pid = f"pid {theirs.pid}"
-            return LeaseHeld(key, self._root, pid, host=theirs.host, renewed=renewed)
+            pid, host = f"pid {theirs.pid}", theirs.host
+            return LeaseHeld(key, self._root, pid, host=host, renewed=renewed, ttl=theirs.ttl)
         return LeaseHeld(key, self._root, "an unknown process", renewed=renewed)
 
 

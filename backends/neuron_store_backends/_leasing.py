@@ -116,7 +116,8 @@ class ObjectLeases:
         holder = "an unknown process" if theirs is None else f"pid {theirs.pid}"
         host = None if theirs is None else theirs.host
         renewed = self._watch.renewed(key)
-        return LeaseHeld(key, self._objects.location, holder, host=host, renewed=renewed)
+        ttl = 0.0 if theirs is None else theirs.ttl
+        return LeaseHeld(key, self._objects.location, holder, host=host, renewed=renewed, ttl=ttl)
 
     def _require_honest(self) -> None:
         """Refuse a store whose conditions mean nothing: every node would hold every lease."""

@@ -18,7 +18,15 @@ from neuron_store.errors import ArtifactNotFound, NeuronStoreError
 from neuron_store.testing import run_killed_at
 from neuron_store_backends import _guarding, _honesty, _sweeping
 from tests.backends.cases import CONTENTS, contents_of, fill
-from tests.backends.collecting_cases import ORPHAN, CollectingCases, eager, gone, sweep
+from tests.backends.collecting_cases import (
+    ORPHAN,
+    CollectingCases,
+    eager,
+    gone,
+    once_free,
+    overtaking,
+    sweep,
+)
 
 
 class TestMemory(CollectingCases):
@@ -194,7 +202,7 @@ def test_publishers_and_readers_beside_collectors_in_processes(s3_place):
 
 def _sweep_all(place_store):
     place_store.grace = -60.0
-    collect(place_store, grace=0, min_age=0, older_than=0)
+    once_free(functools.partial(collect, place_store, grace=0, min_age=0, older_than=0))
 
 
 @pytest.mark.slow
@@ -253,7 +261,7 @@ def test_a_stopped_collector_is_overtaken_and_stops(s3_place, artifact, source):
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_guarding, "TTL", 1.0)
-            with eager(s3_place).collector().exclusive() as other:
+            with overtaking(eager(s3_place)) as other:
                 os.kill(process.pid, signal.SIGCONT)
                 here.send("go on")
                 assert here.poll(30)

@@ -23,6 +23,7 @@ from neuron_store.testing import make_source, run_killed_at
 from neuron_store_backends import _aside, _collecting_local, _guarding, _uses
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
+from tests.backends.collecting_cases import overtaking
 from tests.fakes import FakeCompile, write_entry
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -396,7 +397,7 @@ class TestOneAtATime:
             assert here.poll(30)
             assert here.recv() is True
             os.kill(process.pid, signal.SIGSTOP)
-            with store.collector().exclusive() as other:
+            with overtaking(store) as other:
                 os.kill(process.pid, signal.SIGCONT)
                 here.send(1)
                 assert here.poll(30)

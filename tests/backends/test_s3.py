@@ -144,8 +144,9 @@ def test_no_error_repeats_a_credential(s3_place, moto, artifact, source):
 
 
 def test_an_index_object_too_large_to_be_a_record_is_not_read(s3_place):
+    """Damaged, so that `verify --repair` and a publisher put a good one in its place."""
     s3_place.put("index/k.json", bytes(17 << 20))
-    with pytest.raises(TierError, match="larger than"):
+    with pytest.raises(ArtifactCorrupt, match="at most 16777216 are read"):
         s3_place.store().find("k")
 
 
