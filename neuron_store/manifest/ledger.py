@@ -249,6 +249,10 @@ def _encode(
     ).encode("ascii")
 
 
+# Changes each byte that JSON text would not hold as it is, other than a quote.
+_PLAIN = bytes(c if 0x20 <= c < 0x7F and c != 0x5C else c ^ 0x80 for c in range(256))
+
+
 def _text_list(values: Iterable[Any]) -> str:
     if type(values) is not list:
         values = list(values)
@@ -257,10 +261,12 @@ def _text_list(values: Iterable[Any]) -> str:
     except TypeError:
         values = input_shapes(values)
         joined = '", "'.join(values)
-    # Escaping lengthens: by two for each separator and the outer quotes, and by no more when
-    # nothing else needed it.
-    if values and len(encode_basestring_ascii(joined)) == len(joined) + 2 * len(values):
-        return f'["{joined}"]'
+    # Sizes need no escaping, and to see that is cheaper than to escape: no quotes but the
+    # separators', and a table that leaves the bytes as they are.
+    if values and joined.isascii() and joined.count('"') == 2 * len(values) - 2:
+        raw = joined.encode()
+        if raw.translate(_PLAIN) is raw:
+            return f'["{joined}"]'
     return json.dumps(values)
 
 
