@@ -20,11 +20,13 @@ import attrs
 from neuron_store.registry import get_compiler
 from tests.fuzz.guarding import Broken, check_logged, check_told, confined, listening
 from tests.fuzz.mutating import Mutator, shrunk
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
+
+    from tests.fuzz.target import Target
 
 STUBS = Path(__file__).parents[1] / "stubs"
 SLICE = 0.5

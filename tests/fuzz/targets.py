@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 from fsspec.implementations.memory import MemoryFileSystem
@@ -51,7 +50,6 @@ from neuron_store.errors import (
     InvalidRecord,
     LeaseHeld,
     ManifestError,
-    NeuronStoreError,
     TierError,
     Unsupported,
 )
@@ -84,48 +82,16 @@ from neuron_store_backends.posix import PosixStore
 from tests.fakes import neff
 from tests.fuzz.guarding import SECRET, Broken
 from tests.fuzz.mutating import VALUES
+from tests.fuzz.target import HERE, Target, must
+from tests.fuzz.trusting import TRUST_TARGETS
 from tests.manifest import samples
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+__all__ = ["TARGETS"]
 
-__all__ = ["TARGETS", "Target"]
-
-HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "graphs"
 KEY = "0123456789abcdef0123456789abcdef"
 WRITE_ID = "f" * 32
 CREATED = "2026-08-06T20:37:11.818072+00:00"
-
-
-@attrs.frozen
-class Target:
-    """One reader of foreign bytes."""
-
-    name: str
-    call: Callable[[bytes, Path], object]
-    """(input, root, a directory of its own) to a short value that tells kinds of outcomes apart."""
-    allowed: tuple[type[NeuronStoreError], ...]
-    seeds: Callable[[], Sequence[bytes]]
-    """Valid input."""
-    tokens: tuple[bytes, ...] = ()
-    strategy: st.SearchStrategy[bytes] = attrs.field(factory=lambda: st.binary(max_size=2000))
-    secret: Callable[[bytes], bool] = lambda _: False
-    """Whether the input has the `SECRET` where a credential stands."""
-
-    @property
-    def corpus(self) -> Path:
-        return HERE / "corpus" / self.name
-
-    def inputs(self) -> list[bytes]:
-        """The seeds, and what was found worth keeping."""
-        kept = sorted(self.corpus.iterdir()) if self.corpus.is_dir() else []
-        return [*self.seeds(), *(path.read_bytes() for path in kept)]
-
-
-def must(good: bool, what: str) -> None:
-    if not good:
-        raise Broken(what)
 
 
 # Nothing nested: hypothesis takes its time over that, and the mutants have it.
@@ -891,4 +857,5 @@ TARGETS: tuple[Target, ...] = (
         (b"/", b"..", b".", b"\n", b"%2f", b"con"),
         strategy=_text("abcABC019._+=-/"),
     ),
+    *TRUST_TARGETS,
 )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.fuzz.guarding import SECRET, Broken, confined, listening
 from tests.fuzz.mutating import Mutator, shrunk
 from tests.fuzz.running import KEPT, LARGEST_KEPT, Runner, fuzz, in_home, run_one
-from tests.fuzz.targets import HERE, TARGETS, Target
+from tests.fuzz.target import HERE, Target
+from tests.fuzz.targets import TARGETS
 
 BY_NAME = {target.name: target for target in TARGETS}
 
