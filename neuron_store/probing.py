@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["probe_reading", "probe_store"]
 
 _SPEED_BYTES = 4 << 20
+_SKIPPED = "until that is mended callers go on to the next tier, and compile what none has"
+_READ_ONLY = "mend that, or set read_only=1 if it is only read from here"
 
 
 def probe_reading(store: ArtifactStore) -> TierReport:
@@ -26,7 +28,8 @@ def probe_reading(store: ArtifactStore) -> TierReport:
     try:
         latency = measure_latency(store)
     except NeuronStoreError as error:
-        return TierReport(store.location, (Check("readable", passed=False, detail=str(error)),))
+        refused = Check("readable", passed=False, detail=str(error), remedy=_SKIPPED)
+        return TierReport(store.location, (refused,))
     return TierReport(store.location, (Check("readable", passed=True),), latency)
 
 
@@ -64,7 +67,7 @@ def probe_store(store: ArtifactStore) -> TierReport:
             checks.append(Check("read-after-write", passed=same, detail="" if same else "differs"))
             speed = _speed(store, Path(folder), f"{key}-speed")
     except NeuronStoreError as error:
-        checks.append(Check("writable", passed=False, detail=str(error)))
+        checks.append(Check("writable", passed=False, detail=str(error), remedy=_READ_ONLY))
     finally:
         try:
             store.delete(key)

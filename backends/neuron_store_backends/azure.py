@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import errno
 import io
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,13 @@ _CREDENTIALS = (
     "no usable credentials; give them by Azure's chain (az login, a managed identity, "
     "AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_KEY), or set anon=1"
 )
+_MALFORMED = (
+    "{} is set and cannot be used; check its value (as the portal or `az storage account "
+    "show-connection-string` gives it), or unset it to use az login or a managed identity"
+)
 _DENIED = (
     "access denied; the identity needs the role Storage Blob Data Contributor (to read: Reader) "
-    "on the container"
+    "on the container; an account key or a SAS must be that account's, and not expired"
 )
 _EXPIRED = (
     "not authenticated: the credentials have expired, are wrong, or this machine's clock is off; "
@@ -94,6 +99,14 @@ _NO_ENDPOINT = Trouble(
 )
 
 
+def _unusable() -> str:
+    """What to do about credentials that the client cannot even read. Never their value."""
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY"):
+        if os.environ.get(name):
+            return _MALFORMED.format(name)
+    return _CREDENTIALS
+
+
 class AzureObjects(AsyncObjects):
     """Objects in a container, through adlfs."""
 
@@ -126,7 +139,7 @@ class AzureObjects(AsyncObjects):
             return _BROKEN
         if isinstance(error, ValueError):
             # adlfs's word for a connection string or an account that cannot be used.
-            return Trouble(Kind.FATAL, _CREDENTIALS, errno.EACCES)
+            return Trouble(Kind.FATAL, _unusable(), errno.EACCES)
         return Trouble(Kind.FATAL, f"unexpected {type(error).__name__}")
 
     @property

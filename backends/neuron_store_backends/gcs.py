@@ -13,6 +13,7 @@ import errno
 import hashlib
 import io
 import json
+import os
 import re
 import uuid
 from email.utils import parsedate_to_datetime
@@ -44,6 +45,7 @@ _CREDENTIALS = (
     "no usable credentials; give them by Google's chain (gcloud auth application-default login, "
     "GOOGLE_APPLICATION_CREDENTIALS, a service account), or set anon=1"
 )
+_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _DENIED = (
     "access denied; the account needs the role Storage Object User (to read: Object Viewer) "
     "on the bucket"
@@ -69,6 +71,15 @@ _AGAIN = Trouble(Kind.TRANSIENT, "the upload session was lost")
 _SLOW_DOWN = re.compile(rb'"(userR|r)ateLimitExceeded"')
 # 308 here means "go on", and is no redirect.
 _RESUME = 308
+
+
+def _unusable() -> str:
+    """What to do about credentials that Google's library did not take. Never their content."""
+    path = os.environ.get(_FILE)
+    if not path:
+        return _CREDENTIALS
+    what = "is no credentials file" if os.path.isfile(path) else "does not exist or cannot be read"
+    return f"{_FILE}={path} {what}; name a service account's key file, or unset it"
 
 
 class _Refused(Exception):
@@ -98,7 +109,7 @@ class GCSObjects(AsyncObjects):
                 return each.trouble
         names = {base.__name__ for each in found for base in type(each).__mro__}
         if "DefaultCredentialsError" in names:
-            return Trouble(Kind.DENIED, _CREDENTIALS, errno.EACCES)
+            return Trouble(Kind.DENIED, _unusable(), errno.EACCES)
         trouble = network_trouble(error)
         if trouble is not None:
             return trouble

@@ -58,8 +58,8 @@ def doctor(context: click.Context, session: Session) -> None:
     if out.json:
         out.document(ok=good, tiers=[_plain(each) for each in found])
     else:
-        rows = []
         for each in found:
+            rows: list[tuple[object, ...]] = []
             latency = each.report.latency if each.report is not None else None
             verdict = "fit" if each.refused is None else "refused"
             rows.append((each.location, "in all", verdict, latency, each.refused))
@@ -70,7 +70,13 @@ def doctor(context: click.Context, session: Session) -> None:
                 outcome = "slow" if finding.remedy else "ok"
                 detail = (each.location, finding.name, outcome, finding.seconds, finding.detail)
                 rows.append(detail)
-        out.table(_COLUMNS, rows)
+            if out.terminal:
+                # A location in each row would leave no room for what was found there, and where
+                # there is a latency, the look-up's row tells it.
+                shown = [(check, outcome, detail) for _, check, outcome, _, detail in rows]
+                out.table([_COLUMNS[i] for i in (1, 2, 4)], shown, title=each.location)
+            else:
+                out.table(_COLUMNS, rows)
     for each in found:
         _advise(session, each)
     if not good:

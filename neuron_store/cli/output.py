@@ -62,7 +62,7 @@ class Column:
     @property
     def whole(self) -> bool:
         """Whether people copy its values, which so stay on one line."""
-        return self.kind == "time" or self.name in {"key", "path", "graph", "where"}
+        return self.kind == "time" or self.name in {"key", "path", "graph", "where", "check"}
 
     def plain(self, value: Any) -> str:
         """For programs: bytes as a number, `-` where there is no value."""

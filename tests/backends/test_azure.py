@@ -70,6 +70,13 @@ def test_no_account_and_no_credentials_are_told_with_the_remedy(monkeypatch):
         AzureStore("container/prefix", anon=True).find("k")
 
 
+def test_credentials_that_are_set_and_wrong_are_called_so(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountKey=abc")
+    with pytest.raises(TierError, match="AZURE_STORAGE_CONNECTION_STRING is set and") as caught:
+        AzureStore("container/prefix").find("k")
+    assert "abc" not in str(caught.value)
+
+
 def test_nobody_listening_is_an_error_soon(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

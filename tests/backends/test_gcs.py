@@ -89,8 +89,25 @@ def test_a_miss_costs_one_request_once_the_bucket_was_seen(gcs_behind_faults):
 
 
 def test_missing_credentials_are_an_error_with_the_remedy(gcs_place, monkeypatch, tmp_path):
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(TierError, match="gcloud auth"):
+        gcs_place.store(anon=False).find("k")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "does not exist"), ("{}", "is no credentials file")]
+)
+def test_credentials_that_are_set_and_wrong_are_called_so(
+    gcs_place, monkeypatch, tmp_path, content, told
+):
+    path = tmp_path / "key.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    with pytest.raises(TierError, match=f"GOOGLE_APPLICATION_CREDENTIALS=.*{told}"):
         gcs_place.store(anon=False).find("k")
 
 

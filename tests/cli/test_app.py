@@ -161,6 +161,18 @@ def test_a_narrow_terminal_leaves_keys_and_paths_in_one_piece(put, places):
     assert str(places.local / KEY) in shown
 
 
+def test_doctor_on_a_narrow_terminal_has_room_for_what_it_found(places):
+    places.shared.mkdir(exist_ok=True)
+    tiers = ["--local", places.local, "--tier", places.shared]
+    status, shown = on_terminal(*tiers, "doctor", width=80)
+    assert status == 0
+    plain = ESCAPE.sub("", shown)
+    for location in (places.local, places.shared):
+        assert str(location) in plain
+    assert "rename refuses a non-empty directory" in plain
+    assert plain.count("the median of a few") == 2
+
+
 def test_json_on_a_terminal_is_still_json(put, places):
     put(places.local)
     status, shown = on_terminal("--local", places.local, "ls", "--json")

@@ -119,6 +119,7 @@ def main(names: list[str]) -> int:
             return 1
         print("# try: neuron-store doctor; Ctrl-C here stops the servers", flush=True)
         stop.wait()
+        print("# stopping them; SeaweedFS takes some seconds", flush=True)
     return 0
 
 
