@@ -1,6 +1,6 @@
 """The lock of one key on one node, under the names that the Neuron stack uses for it.
 
-A lock only saves work. It is `flock`, by way of filelock: the kernel gives it up when its holder
+A lock only saves work. It is `flock`: the kernel gives it up when its holder
 dies, so nobody's pid is ever judged. The lock file is never unlinked by us, since a second holder
 would get in through the new file. The note beside it tells people, and the Neuron stack's
 own waiters, who holds the lock; it is never a ground for breaking it.
@@ -17,8 +17,7 @@ import threading
 import time
 import uuid
 
-import filelock
-
+from neuron_store import _flock
 from neuron_store.abc import HolderNote, KeyLock
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
@@ -29,8 +28,6 @@ __all__ = ["FileKeyLock", "read_holder_note"]
 
 _log = logging.getLogger(__name__)
 
-# A failed try costs about a millisecond inside filelock, so waiters try rarely and watch for the
-# artifact itself in between, which costs microseconds.
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
 _MAX_NOTE = 64 << 10
@@ -39,8 +36,8 @@ _MAX_NOTE = 64 << 10
 class _Hold:
     """A lock that this process holds, and how often its thread entered it."""
 
-    def __init__(self, lock: filelock.BaseFileLock, note: bytes) -> None:
-        self.lock = lock
+    def __init__(self, descriptor: int, note: bytes) -> None:
+        self.descriptor = descriptor
         self.note = note
         self.thread = threading.get_ident()
         self.depth = 1
@@ -51,7 +48,7 @@ _holds: dict[str, _Hold] = {}
 
 
 def _forget_parent() -> None:
-    # filelock closes the inherited descriptors itself; what is left is our own bookkeeping, and a
+    # The inherited descriptors are closed by `_flock`; what is left is our own bookkeeping, and a
     # guard that another thread of the parent may have held.
     global _guard  # noqa: PLW0603  (the parent's lock object is useless here)
     _guard = threading.Lock()
@@ -72,8 +69,6 @@ class FileKeyLock(KeyLock):
         self._note_path = f"{root}/.{key}.compilation_metadata"
         self._failures_path = f"{root}/.failed/{key}.json"
         self.path = f"{self._note_path}.lock"
-        self._lock: filelock.BaseFileLock | None = None
-        self._pid = 0
 
     def try_acquire(self) -> bool:
         with _guard:
@@ -83,14 +78,16 @@ class FileKeyLock(KeyLock):
                     return False
                 hold.depth += 1
                 return True
-        lock = self._file_lock()
-        if not self._flock(lock):
+        descriptor = self._take()
+        if descriptor is None:
             return False
-        note = _own_note()
-        with _guard:
-            _holds[self.path] = _Hold(lock, note)
-        # The lock is ours from here on, and a fresh one for the next time.
-        self._lock = None
+        try:
+            note = _own_note()
+            with _guard:
+                _holds[self.path] = _Hold(descriptor, note)
+        except BaseException:
+            _flock.give_up(descriptor)
+            raise
         self._write_note(note)
         return True
 
@@ -115,11 +112,11 @@ class FileKeyLock(KeyLock):
             hold.depth -= 1
             if hold.depth:
                 return
-            # Before the unlock: afterwards the note could be the next holder's.
-            self._remove_note(hold.note)
             del _holds[self.path]
+        # Before the unlock: afterwards the note could be the next holder's.
+        self._remove_note(hold.note)
         try:
-            hold.lock.release()
+            _flock.give_up(hold.descriptor)
         except OSError as error:
             # The descriptor is closed all the same, and with it the lock is gone.
             _log.debug("release of %s: %s", self.path, error)
@@ -127,25 +124,15 @@ class FileKeyLock(KeyLock):
     def holder(self) -> HolderNote | None:
         return read_holder_note(self._note_path)
 
-    def _file_lock(self) -> filelock.BaseFileLock:
-        if self._lock is None or self._pid != os.getpid():
-            self._pid = os.getpid()
-            # Not thread-local: which thread holds it is kept above, for all instances of a key.
-            self._lock = filelock.FileLock(self.path, fallback_to_soft=False, thread_local=False)
-        return self._lock
-
-    def _flock(self, lock: filelock.BaseFileLock) -> bool:
+    def _take(self) -> int | None:
         try:
             try:
-                lock.acquire(blocking=False)
+                return _flock.take(self.path)
             except FileNotFoundError:
                 os.makedirs(self._root, exist_ok=True)
-                lock.acquire(blocking=False)
-        except filelock.Timeout:
-            return False
-        except (OSError, NotImplementedError) as error:
+                return _flock.take(self.path)
+        except OSError as error:
             raise TierError(self._root, "lock", str(error), key=self._key) from error
-        return True
 
     def read_failures(self) -> bytes:
         try:
