@@ -85,6 +85,18 @@ class _Signer(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # botocore has 
         return str(request.context["payload"])
 
 
+@attrs.frozen
+class _Ready:
+    """A signed request, as botocore's session takes it."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: Body | None
+    context: dict[str, Any]
+    stream_output: bool = True
+
+
 class Body:
     """Bytes on their way out, a chunk at a time, so that a time-out is one of silence."""
 
@@ -287,15 +299,16 @@ class S3Client:
             method=method,
             url=f"{address.url}{quote(name, safe='/~')}{query}",
             headers={"User-Agent": self._agent, "Accept-Encoding": "identity", **headers},
-            data=body,
-            stream_output=True,
         )
         if address.region is not None and self._credentials is not None:
             request.context["payload"] = payload
             # Frozen: a renewal between two of its fields would tear them apart.
             frozen = self._credentials.get_frozen_credentials()
             _Signer(frozen, "s3", address.region).add_auth(request)
-        told = self._http.send(request.prepare())
+        # What `send` looks at, without preparing once more what is ready.
+        told = self._http.send(
+            _Ready(method, request.url, dict(request.headers.items()), body, request.context)
+        )
         answer = Answer(told.raw, status=told.status_code, headers=told.headers, end=end)
         if 200 <= answer.status < 300:
             return answer
