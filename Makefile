@@ -45,7 +45,7 @@ APART := --ignore=tests/test_wheel.py --ignore=tests/test_examples.py
 
 # Tests of deadlines, races and servers wait more than they work, so several files run at once.
 WORKERS ?= 3
-SIDE_BY_SIDE := -q -n $(WORKERS) --dist loadscope
+SIDE_BY_SIDE := -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 # torch and JAX start threads, which a forked rank of other tests must not inherit: two runs.
 test: $(STAMP)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -108,8 +108,8 @@ class LeaseContract:
         self, leasing: Callable[[], ArtifactStore]
     ) -> None:
         if self.killable:
-            child = _child(_hold, leasing, KEY, self.lease_ttl, method=self.method)
-            child.kill()
+            with _child(_hold, leasing, KEY, self.lease_ttl, method=self.method) as child:
+                child.kill()
         else:
             with leasing() as store:
                 store.lease(KEY, self.lease_ttl)
@@ -145,43 +145,41 @@ class LeaseContract:
     ) -> None:
         if not self.killable:
             pytest.skip("the tier's content dies with its process")
-        child = _child(_hold_and_fork, leasing, KEY, self.lease_ttl, method=self.method)
-        grandchild = child.told
-        try:
-            child.kill()
-            os.kill(grandchild, 0)
-            with _wait(tier, self.lease_ttl) as lease:
-                assert lease.held()
-        finally:
-            os.kill(grandchild, signal.SIGKILL)
+        with _child(_hold_and_fork, leasing, KEY, self.lease_ttl, method=self.method) as child:
+            grandchild = child.told
+            try:
+                child.kill()
+                os.kill(grandchild, 0)
+                with _wait(tier, self.lease_ttl) as lease:
+                    assert lease.held()
+            finally:
+                os.kill(grandchild, signal.SIGKILL)
 
     def test_a_holder_that_was_stopped_and_overtaken_finds_out(
         self, leasing: Callable[[], ArtifactStore], tier: ArtifactStore
     ) -> None:
         if not self.killable:
             pytest.skip("the tier's content dies with its process")
-        child = _child(_hold, leasing, KEY, self.lease_ttl, method=self.method)
-        child.signal(signal.SIGSTOP)
-        with _wait(tier, self.lease_ttl) as lease:
-            child.signal(signal.SIGCONT)
-            assert child.ask("held") is False
-            assert child.ask("release") is None
-            assert lease.held()
-            with leasing() as other, pytest.raises(LeaseHeld):
-                other.lease(KEY, self.lease_ttl)
-        child.kill()
+        with _child(_hold, leasing, KEY, self.lease_ttl, method=self.method) as child:
+            child.signal(signal.SIGSTOP)
+            with _wait(tier, self.lease_ttl) as lease:
+                child.signal(signal.SIGCONT)
+                assert child.ask("held") is False
+                assert child.ask("release") is None
+                assert lease.held()
+                with leasing() as other, pytest.raises(LeaseHeld):
+                    other.lease(KEY, self.lease_ttl)
 
     def test_a_holder_that_was_stopped_and_not_overtaken_has_it_still(
         self, leasing: Callable[[], ArtifactStore]
     ) -> None:
         if not self.killable:
             pytest.skip("the tier's content dies with its process")
-        child = _child(_hold, leasing, KEY, self.lease_ttl, method=self.method)
-        child.signal(signal.SIGSTOP)
-        time.sleep(1.5 * self.lease_ttl)
-        child.signal(signal.SIGCONT)
-        assert child.ask("held") is True
-        child.kill()
+        with _child(_hold, leasing, KEY, self.lease_ttl, method=self.method) as child:
+            child.signal(signal.SIGSTOP)
+            time.sleep(1.5 * self.lease_ttl)
+            child.signal(signal.SIGCONT)
+            assert child.ask("held") is True
 
     def test_killed_at_any_step_of_a_lease_nothing_blocks_for_ever(
         self, leasing: Callable[[], ArtifactStore], tier: ArtifactStore
@@ -222,8 +220,8 @@ class LeaseContract:
         if not self.killable:
             pytest.skip("the tier's content dies with its process")
         number, steps = 0, []
-        child = _child(_hold, leasing, KEY, self.lease_ttl, method=self.method)
-        child.kill()
+        with _child(_hold, leasing, KEY, self.lease_ttl, method=self.method) as child:
+            child.kill()
         while True:
             number += 1
 
@@ -320,7 +318,16 @@ class _Child:
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A case that fails must not leave it behind.
+        self.kill()
+
     def kill(self) -> None:
+        if self._pipe.closed:
+            return
         self._process.kill()
         # Not `join`: it waits for whoever inherited the child's end of a pipe.
         while self._process.exitcode is None:
