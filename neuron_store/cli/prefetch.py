@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,13 @@ _COLUMNS = (Column("key"), Column("outcome", "outcome"), Column("size", "bytes")
     type=click.IntRange(1, 256),
     default=16,
     show_default=True,
-    help="Fetches at once.",
+    help="Fetches at once in each process.",
+)
+@click.option(
+    "--processes",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    help="Processes that share the work; by default as many as there are cores, up to 4.",
 )
 @click.option("--budget", metavar="BYTES", help="Fetch no more than this, such as 20G or 500M.")
 @json_option
@@ -49,6 +56,7 @@ def prefetch(
     *,
     manifests: tuple[Path, ...],
     workers: int,
+    processes: int | None,
     budget: str | None,
 ) -> None:
     """Bring all graphs of manifests into the local tier, before a server starts.
@@ -70,6 +78,7 @@ def prefetch(
             session.store(),
             engines,
             workers=workers,
+            processes=processes or min(4, len(os.sched_getaffinity(0))),
             budget=limit,
             progress=lambda graph: bar.end(graph.key),
         )

@@ -18,6 +18,7 @@ from neuron_store.errors import (
     NeuronStoreError,
     PromoteError,
 )
+from neuron_store.manifest._sharing import shared_out
 from neuron_store.manifest.reader import graph_ranks
 from neuron_store.tiered import TieredStore
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Fetched", "Prefetch", "Promoted", "Promotes", "prefetch", "promote_manifest"]
 
 DEFAULT_WORKERS = 16
+# Fewer graphs than this are not worth a process.
+_LEAST_SHARE = 8
 
 
 @attrs.frozen
@@ -86,6 +89,7 @@ def prefetch(
     engines: Sequence[Engine],
     *,
     workers: int = DEFAULT_WORKERS,
+    processes: int = 1,
     budget: int | None = None,
     progress: Callable[[Fetched], None] | None = None,
 ) -> Prefetch:
@@ -98,7 +102,10 @@ def prefetch(
     Args:
         store: has a local side (`TieredStore`).
         engines: whose graphs to bring.
-        workers: fetches at once.
+        workers: fetches at once in each process.
+        processes: forked from this one to share the work, at most one for eight graphs. One brings
+            some fifty small graphs a second. This process must be fit to be forked: no other of its
+            threads may hold locks, and no JAX may run in it.
         budget: bytes that may be fetched in all; what would go beyond is skipped, in the order of
             the manifests. What each takes on the disk, its record included, is known before
             anything is fetched.
@@ -115,9 +122,6 @@ def prefetch(
             if progress is not None:
                 progress(result)
 
-    def bring(key: str) -> None:
-        done(_bring(store, key))
-
     with ThreadPoolExecutor(max(1, workers)) as pool:
         wanted = []
         for key, path in zip(keys, pool.map(functools.partial(_local, store), keys), strict=True):
@@ -127,10 +131,44 @@ def prefetch(
                 done(Fetched(key, "present"))
         if budget is not None:
             wanted = _within(store, wanted, budget, pool, done)
-        start = os.getpid() % len(wanted) if wanted else 0
-        for future in [pool.submit(bring, key) for key in wanted[start:] + wanted[:start]]:
-            future.result()
+    start = os.getpid() % len(wanted) if wanted else 0
+    wanted = wanted[start:] + wanted[:start]
+    processes = min(processes, len(wanted) // _LEAST_SHARE)
+    if processes > 1:
+        _bring_by_processes(store, wanted, workers, processes, done)
+    else:
+        _bring_all(store, wanted, workers, done)
     return Prefetch(tuple(results[key] for key in keys), time.monotonic() - began)
+
+
+def _bring_all(
+    store: ArtifactStore, keys: Sequence[str], workers: int, done: Callable[[Fetched], None]
+) -> None:
+    def bring(key: str) -> None:
+        done(_bring(store, key))
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for future in [pool.submit(bring, key) for key in keys]:
+            future.result()
+
+
+def _bring_by_processes(
+    store: ArtifactStore,
+    keys: Sequence[str],
+    workers: int,
+    processes: int,
+    done: Callable[[Fetched], None],
+) -> None:
+    def work(share: Sequence[str], tell: Callable[[dict[str, Any]], None]) -> None:
+        _bring_all(store, share, workers, lambda result: tell(attrs.asdict(result)))
+        # What a use leaves behind is written down later, or at the end; a forked child has none.
+        store.close()
+
+    for key, result in shared_out(keys, processes, work):
+        if isinstance(result, str):
+            done(Fetched(key, "error", detail=result))
+        else:
+            done(Fetched(**result))
 
 
 def _local(store: ArtifactStore, key: str) -> Path | None:

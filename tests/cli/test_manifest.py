@@ -358,6 +358,15 @@ def test_a_budget_bounds_what_is_fetched(cli, tmp_path, shared, budget, fetched)
     assert cli.json(*arguments, status=1 - fetched)["fetched"] == fetched
 
 
+def test_prefetch_by_several_processes_tells_the_same(cli, tmp_path, shared, places):
+    path = listing(tmp_path / "m.json", *range(18))
+    document = cli.json("prefetch", "--manifest", path, "--processes", "2", status=1)
+    one = cli.json("prefetch", "--manifest", path, "--processes", "1", status=1)
+    assert [g["key"] for g in document["graphs"]] == [g["key"] for g in one["graphs"]]
+    assert document["fetched"] == one["present"]
+    assert document["missing"] == one["missing"]
+
+
 def test_prefetch_asks_which_tier_when_there_is_none(command, tmp_path, places):
     path = listing(tmp_path / "m.json", 1)
     none = command("--local", places.local, "prefetch", "--manifest", path)

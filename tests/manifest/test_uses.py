@@ -2,7 +2,8 @@
 
 import json
 import os
-from multiprocessing import get_context
+import signal
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import attrs
@@ -369,6 +370,60 @@ def test_ranks_that_prefetch_at_once_fetch_each_graph_once(two, remote, tmp_path
         for key in two.local.keys()  # noqa: SIM118  (a store is no dict)
         for f in two.local.path_of(key).iterdir()
     )
+
+
+def test_processes_that_share_a_prefetch_fetch_each_graph_once(two, remote, tmp_path):
+    count = 20
+    for number in range(count):
+        publish(remote, tmp_path / "src", key_of(number))
+    publish(two.local, tmp_path / "src2", key_of(count))
+    told = []
+    graphs = [graph(n) for n in range(count + 2)]
+    found = prefetch(two, [engine(*graphs)], processes=2, progress=told.append)
+    outcomes = ["fetched"] * count + ["present", "missing"]
+    assert [g.outcome for g in found.graphs] == outcomes
+    assert [g.key for g in found.graphs] == [key_of(n) for n in range(count + 2)]
+    assert len(told) == count + 2
+    assert found.size == sum(
+        f.stat().st_size for n in range(count) for f in two.local.path_of(key_of(n)).iterdir()
+    )
+    # Not by this process: that would be what the test is to rule out.
+    assert two.counters()[two.shared[0].name].hits == 0
+    two.local.uses.flush()
+    assert len(os.listdir(two.local.root / ".stats" / "uses")) == count + 1
+
+
+def test_a_process_that_dies_costs_its_own_graphs_only(two, remote, tmp_path, monkeypatch):
+    for number in range(20):
+        publish(remote, tmp_path / "src", key_of(number))
+    parent, bring = os.getpid(), TieredStore.bring
+
+    def dies(self, key):
+        if key == key_of(3) and os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return bring(self, key)
+
+    monkeypatch.setattr(TieredStore, "bring", dies)
+    found = prefetch(two, [engine(*(graph(n) for n in range(20)))], workers=1, processes=2)
+    wrong = {g.key: g for g in found.graphs if g.outcome != "fetched"}
+    assert key_of(3) in wrong
+    assert len(wrong) <= 10
+    assert {g.outcome for g in wrong.values()} == {"error"}
+    assert all("ended early (by SIGKILL)" in g.detail for g in wrong.values())
+    monkeypatch.undo()
+    assert prefetch(two, [engine(*(graph(n) for n in range(20)))], processes=2).complete
+
+
+def test_whoever_leaves_a_shared_prefetch_takes_its_processes_along(two, remote, tmp_path):
+    for number in range(20):
+        publish(remote, tmp_path / "src", key_of(number))
+
+    def leave(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prefetch(two, [engine(*(graph(n) for n in range(20)))], processes=2, progress=leave)
+    assert not active_children()
 
 
 # -- promote ---------------------------------------------------------------------------------------
