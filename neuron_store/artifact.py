@@ -173,6 +173,8 @@ class Artifact:
     """Random for each publish; tells a writer's own record from another's."""
     signatures: tuple[Signature, ...] = attrs.field(default=(), eq=False)
     """Not part of what they are about."""
+    fetched_from: str | None = attrs.field(default=None, eq=False)
+    """In a local tier: the shared tier that this copy came from. None: made here."""
 
     @property
     def compiled(self) -> str | None:
@@ -237,6 +239,8 @@ def dump_record(artifact: Artifact, inline: Mapping[str, bytes] | None = None) -
             {"key_id": s.key_id, "scheme": s.scheme, "signature": s.signature}
             for s in artifact.signatures
         ]
+    if artifact.fetched_from is not None:
+        record["fetched_from"] = artifact.fetched_from
     if inline:
         record["inline"] = {
             name: base64.b64encode(data).decode("ascii") for name, data in inline.items()
@@ -324,6 +328,7 @@ def _structure(raw: dict[str, Any]) -> tuple[Artifact, Mapping[str, bytes]]:
         host=host,
         write_id=write_id,
         signatures=_signatures(raw.get("signatures")),
+        fetched_from=_text(raw, "fetched_from", optional=True),
     )
     return artifact, _inline(raw.get("inline", {}), files)
 

@@ -113,13 +113,15 @@ class FileKeyLock(KeyLock):
             if hold.depth:
                 return
             del _holds[self.path]
-        # Before the unlock: afterwards the note could be the next holder's.
-        self._remove_note(hold.note)
         try:
-            _flock.give_up(hold.descriptor)
-        except OSError as error:
-            # The descriptor is closed all the same, and with it the lock is gone.
-            _log.debug("release of %s: %s", self.path, error)
+            # Before the unlock: afterwards the note could be the next holder's.
+            self._remove_note(hold.note)
+        finally:
+            try:
+                _flock.give_up(hold.descriptor)
+            except OSError as error:
+                # The descriptor is closed all the same, and with it the lock is gone.
+                _log.debug("release of %s: %s", self.path, error)
 
     def holder(self) -> HolderNote | None:
         return read_holder_note(self._note_path)

@@ -6,6 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import attrs
+
 from neuron_store.abc import Publication
 from neuron_store.errors import (
     ArtifactNotFound,
@@ -15,7 +17,7 @@ from neuron_store.errors import (
     ReadOnlyTier,
 )
 from neuron_store.readonly import ReadOnlyStore
-from neuron_store.trust import require_signed
+from neuron_store.trust import require_signed, require_vouched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
     from neuron_store.signing import Signer
     from neuron_store.tier_health import TierHealth
+    from neuron_store.trust import TrustPolicy
 
 __all__ = ["promote_to", "promotion_targets"]
 
@@ -34,7 +37,9 @@ def promote_to(
     targets: Sequence[ArtifactStore],
     healths: Mapping[str, TierHealth],
     key: str,
+    *,
     signer: Signer | None,
+    trust: TrustPolicy,
 ) -> Mapping[str, Publication]:
     """Publish one artifact in each tier; see `TieredStore.promote`."""
     artifact, path = local.find(key), local.path_of(key)
@@ -45,7 +50,9 @@ def promote_to(
     if path is None:
         raise ArtifactNotFound(key, local.location)
     if signer is not None:
+        require_vouched(artifact, signer, trust, local.location)
         artifact = signer.sign(artifact)
+    artifact = attrs.evolve(artifact, fetched_from=None)
     done: dict[str, Publication] = {}
     failures: dict[str, NeuronStoreError] = {}
     for tier in targets:

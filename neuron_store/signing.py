@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neuron_store.artifact import Signature
+from neuron_store.artifact import MAX_SIGNATURES, Signature
 from neuron_store.errors import ArtifactUntrusted, ConfigError, InvalidArtifact, MissingExtra
 from neuron_store.streams import create_file, open_regular, write_all
+from neuron_store.tier_url import is_key_text, shown
 
 if TYPE_CHECKING:
     from neuron_store.artifact import Artifact
@@ -89,9 +90,16 @@ def same_statement(one: Artifact, other: Artifact) -> bool:
 
 
 def merge_signatures(artifact: Artifact, *more: Signature) -> Artifact:
-    """The artifact with further signatures; of two by one key and scheme, the later stays."""
-    by_key = {(s.key_id, s.scheme): s for s in (*artifact.signatures, *more)}
-    return attrs.evolve(artifact, signatures=tuple(by_key.values()))
+    """The artifact with further signatures; of two by one key and scheme, the later stays.
+
+    Beyond `MAX_SIGNATURES` the first ones go.
+    """
+    by_key = {(s.key_id, s.scheme): s for s in artifact.signatures}
+    for signature in more:
+        # To the end, where it stays when there are too many: anybody may have filled the record.
+        by_key.pop((signature.key_id, signature.scheme), None)
+        by_key[signature.key_id, signature.scheme] = signature
+    return attrs.evolve(artifact, signatures=tuple(by_key.values())[-MAX_SIGNATURES:])
 
 
 @attrs.frozen
@@ -121,7 +129,7 @@ class PublicKey:
             raw = b""
         if not text.startswith(_PREFIX) or len(raw) != 32:
             raise ConfigError(
-                f"{what}: {text[:80]!r} is no public key; write ed25519:BASE64, "
+                f"{what}: {shown(text, 80)} is no public key; write ed25519:BASE64, "
                 "as `neuron-store keygen` prints it"
             )
         return cls(raw)
@@ -178,6 +186,10 @@ class Signer:
             load_pem_private_key,
         )
 
+        if is_key_text(os.fspath(path)):
+            raise ConfigError(
+                f"{what} holds a key itself; write it to a file of mode 0600, and name that file"
+            )
         place = f"{what}={os.fspath(path)}"
         data = _read_private(os.path.expanduser(path), place)
         try:

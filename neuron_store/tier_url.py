@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -13,7 +14,7 @@ from neuron_store.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["TierURL", "parse_bool", "parse_tier_url", "shown"]
+__all__ = ["TierURL", "is_key_text", "parse_bool", "parse_tier_url", "shown"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BARE_OPTIONS = re.compile(r"\?((?:read_only|name)=[^?]*)\Z")
@@ -27,6 +28,7 @@ _SECRET_VALUE = re.compile(
     r"\b(?:pw|pass|pwd|key|sig))[^=&?\s]*[\"']?\s*=",
     re.IGNORECASE,
 )
+_KEY_TEXT = re.compile(r"(?:ed25519:)?[A-Za-z0-9+/]{40,}={0,2}\s*")
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
 
@@ -46,8 +48,24 @@ def shown(value: object, limit: int = 200) -> str:
     return f"a {type(value).__name__}"
 
 
+def is_key_text(text: str) -> bool:
+    """Whether a text that should name a key's file is a key itself, PEM or bare base64."""
+    if "PRIVATE KEY" in text or "\n" in text:
+        return True
+    if _KEY_TEXT.fullmatch(text) is None:
+        return False
+    # A path may look like it, too.
+    above = os.path.dirname(text)
+    return not (os.path.lexists(text) or (above and os.path.isdir(above)))
+
+
 def _has_credential(text: str) -> bool:
-    return _USER_INFO.search(text) is not None or _SECRET_VALUE.search(text) is not None
+    return (
+        "PRIVATE KEY" in text
+        or _KEY_TEXT.fullmatch(text) is not None
+        or _USER_INFO.search(text) is not None
+        or _SECRET_VALUE.search(text) is not None
+    )
 
 
 def parse_bool(value: str | bool | int, *, what: str) -> bool:

@@ -147,7 +147,12 @@ class TieredStore(ArtifactStore):
         return self.local.fetch(key, into)
 
     def verify(self, key: str) -> Artifact:
-        found = self._first(key, "verify", lambda tier: _verify_or_none(tier, key))
+        def ask(tier: ArtifactStore) -> Artifact | None:
+            # What is told has the digests that were computed; judged is what the record says.
+            shared = tier is not self.local
+            return _verify_or_none(self.trust.reader(tier) if shared else tier, key)
+
+        found = self._first(key, "verify", ask)
         if found is None:
             raise ArtifactNotFound(key, self.location)
         return found[1]
@@ -267,7 +272,8 @@ class TieredStore(ArtifactStore):
                 answers.append(TierAnswer(tier.location, "error", detail))
             else:
                 health.count(hit=1, size=artifact.size)
-                return artifact
+                # Whatever its record says: who signs what is local must know what others made.
+                return attrs.evolve(artifact, fetched_from=tier.location)
             empty_directory(place)
         return None
 
@@ -356,11 +362,14 @@ class TieredStore(ArtifactStore):
         Raises:
             ArtifactNotFound: the local tier has no complete artifact under the key.
             ArtifactCorrupt: the local artifact is damaged.
+            ArtifactUntrusted: it is to be signed, and came from a shared tier without a signature
+                by a trusted key or by this one.
             PromoteError: a tier could not be written. The others were done all the same.
             ConfigError: there is no such tier, or no shared tier at all.
         """
         targets = promotion_targets(self.shared, to)
-        return promote_to(self.local, targets, self._health, key, signer or self._signer)
+        signer = signer or self._signer
+        return promote_to(self.local, targets, self._health, key, signer=signer, trust=self.trust)
 
     def delete(self, key: str) -> bool:
         """Remove the artifact from every tier that is not read-only."""

@@ -26,6 +26,7 @@ from neuron_store.errors import (
 )
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.signing import SCHEME, PublicKey, Signer, list_key_files, read_key_file, statement
+from neuron_store.tier_url import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +221,7 @@ def _trusted(entry: str) -> Sequence[PublicKey]:
     path = os.path.expanduser(entry)
     if not os.path.isabs(path):
         raise ConfigError(
-            f"{_TRUSTED}: {entry[:80]!r} is neither a key (ed25519:BASE64) nor an absolute path"
+            f"{_TRUSTED}: {shown(entry, 80)} is neither a key (ed25519:BASE64) nor an absolute path"
         )
     if not os.path.isdir(path):
         return read_key_file(path, what=_TRUSTED)
@@ -237,6 +238,28 @@ def load_signer(sources: Sources) -> Signer | None:
     """
     path: Any = sources.read(_SIGNING)[0]
     return None if path is None else Signer.load(path, what=_SIGNING)
+
+
+def require_vouched(artifact: Artifact, signer: Signer, trust: TrustPolicy, location: str) -> None:
+    """See that signing an artifact would not make somebody else's work this key's.
+
+    What was compiled here may be signed. What was fetched may come from anybody who can write to
+    the shared tier, unless a trusted key, or this one, has signed it already.
+
+    Raises:
+        ArtifactUntrusted: nobody trusted vouches for it yet.
+    """
+    if artifact.fetched_from is None:
+        return
+    verdict = TrustPolicy([*trust.keys, signer.public]).judge(artifact)
+    if verdict.outcome != "trusted":
+        raise ArtifactUntrusted(
+            artifact.key,
+            location,
+            f"it was not made here but fetched from {artifact.fetched_from}, and {verdict.detail}",
+            remedy="a signature would vouch for whoever wrote it there; delete it here and compile "
+            f"it with {_REQUIRED}=1, or name its signer in {_TRUSTED}",
+        )
 
 
 def require_signed(

@@ -14,7 +14,7 @@ import attrs
 
 from neuron_store.abc import check_ttl
 from neuron_store.errors import ConfigError
-from neuron_store.tier_url import parse_bool, shown
+from neuron_store.tier_url import is_key_text, parse_bool, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -60,6 +60,15 @@ def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise ConfigError(f"{what}={shown(value)} is not a string")
     return value
+
+
+def _key_file(value: Any, what: str) -> str:
+    text = _text(value, what)
+    if is_key_text(text):
+        raise ConfigError(
+            f"{what} holds a key itself; write it to a file of mode 0600, and name that file"
+        )
+    return text
 
 
 def _promote(value: Any, what: str) -> str:
@@ -234,7 +243,7 @@ VARIABLES = {
             "NEURON_STORE_SIGNING_KEY",
             "signing_key",
             None,
-            _text,
+            _key_file,
             "private key file that every promotion is signed with",
         ),
         Variable(

@@ -22,6 +22,7 @@ from neuron_store import (
     TieredStore,
     open_store,
     save_cache,
+    steps,
 )
 from neuron_store.artifact import RECORD_NAME, Signature, dump_record, load_record
 from neuron_store.errors import MissingExtra
@@ -31,6 +32,7 @@ from neuron_store.signing import SCHEME, PublicKey, Signer, create_key, statemen
 from neuron_store.testing import make_source
 from neuron_store.testing.killing import run_killed_at
 from neuron_store.trust import TrustPolicy
+from neuron_store.variables import Sources
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.memory import MemoryStore
 from neuron_store_backends.posix import PosixStore
@@ -476,20 +478,84 @@ class TestPromote:
             killed.append(told.step)
         assert {"endorse.claim", "endorse.write", "endorse.rename", "endorse.done"} <= set(killed)
 
+    def test_what_others_made_is_not_signed_as_our_own(self, tmp_path, keys):
+        """Whoever can write the tier could else have the build key vouch for anything."""
+        evil, source = make_source(tmp_path / "evil", KEY, {"k.bin": b"EVIL"})
+        shared = PosixStore(tmp_path / "shared")
+        shared.publish(evil, source)
+        store = node(tmp_path, "build", shared, signer=keys["build"])
+        assert (store.get(KEY) / "k.bin").read_bytes() == b"EVIL"
+        with pytest.raises(ArtifactUntrusted, match=f"fetched from {shared.root}") as caught:
+            store.promote(KEY)
+        assert "delete it here and compile it" in str(caught.value)
+        assert shared.find(KEY).signatures == ()
+        # Nor by way of another tier, or without the store's own key.
+        store = node(tmp_path, "build", PosixStore(tmp_path / "second"))
+        with pytest.raises(ArtifactUntrusted):
+            store.promote(KEY, signer=keys["build"])
+        # Unsigned it goes on, and says no more where it came from.
+        assert store.promote(KEY) == {store.shared[0].name: Publication.CREATED}
+        assert store.shared[0].find(KEY).fetched_from is None
+        assert store.local.find(KEY).fetched_from == str(shared.root)
+
+    def test_what_this_key_or_a_trusted_one_signed_is_signed_again(self, tmp_path, keys):
+        compiled(tmp_path)
+        shared = PosixStore(tmp_path / "shared")
+        node(tmp_path, "build", shared, signer=keys["build"]).promote(KEY)
+        second = PosixStore(tmp_path / "second")
+        mine = node(tmp_path, "other", shared, second, signer=keys["build"])
+        mine.get(KEY)
+        assert mine.promote(KEY)[second.name] is Publication.CREATED
+        theirs = node(
+            tmp_path, "third", shared, trusted=[keys["build"]], signer=keys["next"], required=False
+        )
+        theirs.get(KEY)
+        theirs.promote(KEY)
+        assert len(shared.find(KEY).signatures) == 2
+
+    def test_a_record_full_of_junk_signatures_can_be_signed(self, tmp_path, keys):
+        compiled(tmp_path)
+        shared = PosixStore(tmp_path / "shared")
+        node(tmp_path, "build", shared).promote(KEY)
+        junk = [{"key_id": f"{n:032x}", "signature": "A" * 88, "scheme": SCHEME} for n in range(16)]
+        rewrite(shared, KEY, lambda record: {**record, "signatures": junk})
+        store = node(tmp_path, "build", shared, signer=keys["build"])
+        assert store.promote(KEY) == {shared.name: Publication.PRESENT}
+        reader = node(tmp_path, "reader", shared, trusted=[keys["build"]])
+        assert reader.get(KEY)
+
+    def test_verify_goes_by_the_record_as_find_does(self, tmp_path, keys):
+        """A digest that the record leaves out is computed, and so fits; nobody signed that."""
+        compiled(tmp_path)
+        shared = PosixStore(tmp_path / "shared")
+        node(tmp_path, "build", shared, signer=keys["build"]).promote(KEY)
+
+        def forget(record):
+            record["files"][0]["sha256"] = None
+            return record
+
+        rewrite(shared, KEY, forget)
+        reader = node(tmp_path, "reader", shared, trusted=[keys["build"]])
+        for ask in (reader.find, reader.verify):
+            with pytest.raises(ArtifactUntrusted):
+                ask(KEY)
+
     def test_whoever_was_killed_while_signing_blocks_nobody(self, tmp_path, keys, monkeypatch):
         monkeypatch.setattr("neuron_store_backends._aside.CLAIM_SECONDS", 0.2)
         compiled(tmp_path)
         shared = PosixStore(tmp_path / "shared")
         node(tmp_path, "build", shared).promote(KEY)
         store = node(tmp_path, "build", shared, signer=keys["build"])
-        steps = []
-        # A claim that was left is waited out in steps of its own.
-        for number in range(1, 200):
-            told = run_killed_at(lambda: store.promote(KEY), number)
-            steps.append(told.step)
-            if told.step == "endorse.rename":
-                break
-        assert "endorse.rename" in steps
+        for last in ("endorse.claim", "endorse.write", "endorse.rename"):
+            # By name: a claim that was left is waited out in as many steps as it takes.
+            pid = os.fork()
+            if not pid:
+                steps.set_hook(
+                    lambda name, last=last: os.kill(os.getpid(), 9) if name == last else None
+                )
+                store.promote(KEY)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 9, last
         assert store.promote(KEY) == {shared.name: Publication.PRESENT}
         assert len(shared.find(KEY).signatures) == 1
 
@@ -640,6 +706,30 @@ class TestKeys:
         with pytest.raises(ConfigError) as caught:
             create_key(tmp_path / "no" / "key")
         assert str(caught.value) == f"{tmp_path}/no/key: No such file or directory"
+
+    def test_a_key_in_the_place_of_its_files_name_is_not_repeated(self, tmp_path):
+        create_key(tmp_path / "key")
+        pem = (tmp_path / "key").read_text()
+        bare = "".join(pem.splitlines()[1:-1])
+        signing, trusted = "NEURON_STORE_SIGNING_KEY", "NEURON_STORE_TRUSTED_KEYS"
+        for text in (pem, bare):
+            for load in (
+                lambda text=text: Signer.load(text, what="--key"),
+                lambda text=text: load_settings({signing: text}),
+                lambda text=text: PublicKey.parse(f"ed25519:{text}", what="here"),
+                lambda text=text: TrustPolicy.from_sources(
+                    Sources.load({trusted: f"ed25519:{text}"})
+                ),
+                lambda text=text: TrustPolicy.from_sources(Sources.load({trusted: text})),
+            ):
+                with pytest.raises(ConfigError) as caught:
+                    load()
+                assert bare[:20] not in str(caught.value)
+
+    def test_a_path_that_looks_like_a_key_is_a_path(self, tmp_path):
+        name = str(tmp_path / ("k" * 60))
+        public = create_key(name)
+        assert Signer.load(name, what="--key").public == public
 
     def test_a_public_key_in_place_of_a_private_one_is_said_to_be_one(self, tmp_path):
         create_key(tmp_path / "key")

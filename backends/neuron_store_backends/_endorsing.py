@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from neuron_store.artifact import (
     MAX_RECORD_BYTES,
-    MAX_SIGNATURES,
     RECORD_NAME,
     Artifact,
     dump_record,
 )
-from neuron_store.errors import ArtifactCorrupt, InvalidArtifact, InvalidRecord, TierError
+from neuron_store.errors import ArtifactCorrupt, InvalidRecord, TierError
 from neuron_store.signing import merge_signatures, same_statement
 from neuron_store.steps import step
 from neuron_store.streams import write_all
@@ -40,12 +39,7 @@ def _endorsed(there: Artifact | None, artifact: Artifact) -> Artifact | None:
     """What is there with the signatures of `artifact` too; None where it says something else."""
     if there is None or not same_statement(there, artifact):
         return None
-    merged = merge_signatures(there, *artifact.signatures)
-    if len(merged.signatures) > MAX_SIGNATURES:
-        raise InvalidArtifact(
-            artifact.key, f"its record would carry more than {MAX_SIGNATURES} signatures"
-        )
-    return merged
+    return merge_signatures(there, *artifact.signatures)
 
 
 def _unchanged(there: Artifact | None, merged: Artifact) -> bool:

@@ -98,11 +98,11 @@ def test_a_conflict_that_never_ends_is_an_error_and_nothing_is_visible(
     faults.add(
         "answer", method="PUT", path="/index/k.json", status="409 Conflict", code="X", times=10**6
     )
-    store = s3_place.store(times=Times(timeout=3))
+    store = s3_place.store(times=Times(timeout=20))
     began = time.monotonic()
     with pytest.raises(TierError, match="409"):
         store.publish(artifact, source)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300
     faults.clear()
     assert list(store.keys()) == []
 
