@@ -164,6 +164,8 @@ class TrustPolicy:
     def check_local_root(self, root: str | os.PathLike[str]) -> None:
         """Refuse a local tier into which anybody may put artifacts, where signatures count.
 
+        One that is not there is made: later somebody else could, or a umask of 0 would open it.
+
         Raises:
             ConfigError: a signature is required, and the directory is somebody else's (and not
                 root's), or writable by all.
@@ -171,6 +173,7 @@ class TrustPolicy:
         if not self.required:
             return
         try:
+            _make_closed(root)
             found = os.stat(root)
         except OSError:
             return
@@ -182,6 +185,18 @@ class TrustPolicy:
             )
         if found.st_mode & stat.S_IWOTH:
             raise ConfigError(f"{root} is writable by all; {remedy}; run: chmod o-w {root}")
+
+
+def _make_closed(root: str | os.PathLike[str]) -> None:
+    missing, path = [], os.path.abspath(root)
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for each in reversed(missing):
+        try:
+            os.mkdir(each, 0o755)
+        except FileExistsError:
+            pass  # whoever it was, the root is looked at
 
 
 class TrustingReader(ReadOnlyStore):

@@ -663,6 +663,19 @@ class TestSettings:
         (tmp_path / "local").chmod(0o700)
         open_store(tmp_path / "shared", local=tmp_path / "local").close()
 
+    def test_where_signatures_count_the_local_tier_is_there_before_anybody_else_can_make_it(
+        self, tmp_path, monkeypatch, keys
+    ):
+        monkeypatch.setenv("NEURON_STORE_TRUSTED_KEYS", str(keys["build"].public))
+        monkeypatch.setenv("NEURON_STORE_REQUIRE_SIGNATURE", "1")
+        before = os.umask(0)
+        try:
+            open_store(tmp_path / "shared", local=tmp_path / "a" / "b" / "local").close()
+        finally:
+            os.umask(before)
+        for path in ("a", "a/b", "a/b/local"):
+            assert (tmp_path / path).stat().st_mode & 0o022 == 0
+
     @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a directory away")
     def test_where_signatures_count_a_strangers_local_tier_is_refused(
         self, tmp_path, monkeypatch, keys
