@@ -11,6 +11,7 @@ signer and sent through botocore's own connections. Where the client would sign 
 from __future__ import annotations
 
 import email.utils
+import functools
 import os
 import re
 import threading
@@ -23,6 +24,7 @@ import botocore.auth
 import botocore.awsrequest
 import botocore.config
 import botocore.httpsession
+import botocore.loaders
 import botocore.session
 import botocore.utils
 from botocore import UNSIGNED
@@ -166,6 +168,12 @@ class Answer:
             self._raw.close()
 
 
+@functools.cache
+def _data(path: str | None) -> Any:
+    """botocore's models, read once for all tiers and for the children of a fork."""
+    return botocore.loaders.create_loader(path)
+
+
 class S3Client:
     """Connections, credentials and the client, for one process. Thread-safe."""
 
@@ -173,6 +181,8 @@ class S3Client:
         self._options = options
         self._times = times
         self._session = botocore.session.Session(profile=options.profile)
+        data = _data(self._session.get_config_variable("data_path"))
+        self._session.register_component("data_loader", data)
         self.api = self._make(options.region)
         """botocore's own, for everything that is neither GET nor PUT."""
         self._credentials = None if options.anon else self._session.get_credentials()
