@@ -170,7 +170,7 @@ class Answer:
 
 @functools.cache
 def _data(path: str | None) -> Any:
-    """botocore's models, read once for all tiers and for the children of a fork."""
+    """The models that botocore reads, once for all tiers and for the children of a fork."""
     return botocore.loaders.create_loader(path)
 
 
