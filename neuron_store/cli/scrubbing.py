@@ -91,7 +91,12 @@ def verify(
     if resume is not None:
         progress = ScrubProgress.resume(resume)
     else:
-        progress = ScrubProgress.begin(session.local_root())
+        progress = ScrubProgress.begin(session.local_root(), repair=repair)
+        if repair and progress.path is None:
+            out.say(
+                "warning: no progress note can be kept in the local tier: an entry whose repair is "
+                "cut off now is missing until its key is published again"
+            )
     pairs, found = _work(session, tiers, keys, progress)
     scrub = Scrub(session.store(), by_key(pairs), progress=progress, repair=repair, pace=pace)
     _show(out, found)
