@@ -3,7 +3,7 @@
 All tiers of one key are read before anything of it is repaired, so that the copy to repair from is
 one that has just been found whole. A copy is brought to scratch space and checked byte for byte
 before the damaged entry is taken from its name. Whoever is killed between the two left word of it
-in the progress note, and the next run brings the copy.
+in the progress note, and the next run that repairs brings the copy; those that only read say so.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from neuron_store.abc import ArtifactStore
     from neuron_store.cli.output import Output
@@ -154,17 +154,21 @@ def _work(
 ) -> tuple[list[tuple[ArtifactStore, str]], list[Scrubbed]]:
     """What to read, and the tiers that could not say what they have."""
     from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.mounted import require_mounted  # noqa: PLC0415
     from neuron_store.scrub import Scrubbed  # noqa: PLC0415
 
     seconds = session.settings().tier_deadline
     pairs: list[tuple[ArtifactStore, str]] = []
     troubled: list[Scrubbed] = []
+    local = session.store().local
     for tier in tiers:
-        listed: Any = keys or ask(
-            tier.location,
-            lambda tier=tier: {*tier.keys(), *tier.damaged()},  # type: ignore[misc]
-            seconds=seconds,
-        )
+
+        def look(tier: ArtifactStore = tier) -> Collection[str]:
+            if tier is not local:
+                require_mounted(tier.location)
+            return keys or {*tier.keys(), *tier.damaged()}
+
+        listed = ask(tier.location, look, seconds=seconds)
         if isinstance(listed, Trouble):
             troubled.append(Scrubbed(tier.name, tier.location, None, "error", listed.detail))
             continue

@@ -158,6 +158,10 @@ def write_manifest(tmp_path, entry):
 
 
 class TestVerify:
+    @pytest.fixture(autouse=True)
+    def mounted(self, places):
+        places.shared.mkdir()
+
     def test_repair_exchanges_and_says_from_where(self, cli, cli_json, put, places):
         put(places.local)
         cli("promote", "--all")
