@@ -10,7 +10,7 @@ __all__ = ["require_mounted"]
 
 
 def require_mounted(location: str) -> None:
-    """Nothing is lost and nothing damaged in a share that is not mounted: that is not what is asked.
+    """Refuse a share that is not mounted: that nothing is damaged in it says nothing.
 
     Not for the local tier, nor for what writes: both make the directory where it is missing.
 

@@ -315,7 +315,6 @@ class TestVerify:
         shutil.copytree(places.local / KEY, places.local / ".backup")
         assert len(fields(cli("verify"))) == 1
 
-
     @pytest.mark.parametrize("keys", [[], [KEY]])
     def test_a_share_that_is_not_mounted_is_an_error_of_that_tier(self, cli, put, places, keys):
         put(places.local)
