@@ -1,6 +1,7 @@
-"""The directories that a tier keeps beside its entries: `.staging`, `.quarantine`, and so on.
+"""Directories of our own in a place that others may write to: a tier's `.staging` and so on, an
+engine's ledger and manifest.
 
-Whoever may write to the root could put a link in place of one, and have everything that is moved,
+Whoever may write there could put a link in place of one, and have everything that is moved,
 written or removed in it moved, written or removed elsewhere. So a link is refused and never
 followed, whoever made it.
 """
@@ -62,5 +63,5 @@ def open_own(path: str) -> int:
 def _in_place(path: str, what: str) -> OSError:
     code = errno.ELOOP if what == "a symbolic link" else errno.EEXIST
     return OSError(
-        code, f"{what} in place of the tier's own directory; remove it, nothing follows it", path
+        code, f"{what} in place of our own directory; remove it, nothing follows it", path
     )

@@ -3,7 +3,7 @@
 All tiers of one key are read before anything of it is repaired, so that the copy to repair from is
 one that has just been found whole. A copy is brought to scratch space and checked byte for byte
 before the damaged entry is taken from its name. Whoever is killed between the two left word of it
-in the progress note, and the next run brings the copy.
+in the progress note, and the next run that repairs brings the copy; those that only read say so.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class Scrub:
                 self._mended(tier, seen, found) if seen is not None else None
                 for tier, seen in zip(self._work[key], found, strict=True)
             ]
+        else:
+            found = [self._told(seen) if seen is not None else None for seen in found]
         return [seen for seen in found if seen is not None]
 
     def _read(self, tier: ArtifactStore, key: str) -> Scrubbed:
@@ -131,18 +133,33 @@ class Scrub:
     def _reader(self, tier: ArtifactStore) -> ArtifactStore:
         return tier if tier is self._store.local else self._store.trust.reader(tier)
 
+    def _told(self, seen: Scrubbed) -> Scrubbed:
+        if not self._was_set_aside(seen):
+            return seen
+        detail = "a repair set it aside and did not end; verify --repair goes on with it"
+        return attrs.evolve(seen, outcome="corrupt", detail=detail)
+
+    def _was_set_aside(self, seen: Scrubbed) -> bool:
+        """Whether a run that was cut off took it from its name, and brought nothing."""
+        return (
+            seen.outcome == "missing"
+            and seen.key is not None
+            and self._progress.is_damaged(seen.location, seen.key)
+        )
+
     # -- repair ---------------------------------------------------------------------------------
 
     def _mended(
         self, tier: ArtifactStore, seen: Scrubbed, found: Sequence[Scrubbed | None]
     ) -> Scrubbed:
         assert seen.key is not None
-        left = seen.outcome == "missing" and self._progress.is_damaged(tier.location, seen.key)
+        left = self._was_set_aside(seen)
         if seen.outcome != "corrupt" and not left:
             return seen
         reason = seen.detail or "an earlier run set it aside"
         if isinstance(tier, ReadOnlyStore):
-            return attrs.evolve(seen, detail=f"{reason}; not repaired: the tier is read-only")
+            detail = f"{reason}; not repaired: the tier is read-only"
+            return attrs.evolve(seen, outcome="corrupt", detail=detail)
         bad = {s.location for s in found if s is not None and s.outcome != "ok"}
         others = [t for t in self._store.tiers if t is not tier and t.location not in bad]
         read = {s.location for s in found if s is not None}
@@ -155,8 +172,13 @@ class Scrub:
         if mended is None:
             # It stays under its name: set aside, this would be told once and never again.
             why = f" ({'; '.join(refused)})" if refused else ""
-            stays = "" if left else "; it is left in place until the key is published again"
-            detail = f"{reason}; beyond repair: no other tier has a copy to use{why}{stays}"
+            where = "it is gone" if left else "it is left in place"
+            detail = (
+                f"{reason}; beyond repair: no other tier has a copy to use{why}; {where} until the "
+                "key is published again"
+            )
+            if not left:
+                self._progress.say(tier.location, seen.key, "left")
             return attrs.evolve(seen, outcome="corrupt", detail=detail)
         artifact, source = mended
         self._progress.say(tier.location, seen.key, "repaired")

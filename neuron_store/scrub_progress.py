@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from neuron_store.artifact import is_key
 from neuron_store.errors import ConfigError
 from neuron_store.own_directory import make_own
+from neuron_store.steps import step
 from neuron_store.streams import write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 __all__ = ["ScrubProgress"]
@@ -67,22 +68,40 @@ class ScrubProgress:
         return progress
 
     @classmethod
-    def begin(cls, root: Path) -> ScrubProgress:
-        """A new note in the local tier's `.stats/`; one that forgets where that cannot be."""
+    def begin(cls, root: Path, *, repair: bool = False) -> ScrubProgress:
+        """A new note in the local tier's `.stats/`; one that forgets where that cannot be.
+
+        What a note that was left there says of repairs without an end is taken over.
+
+        Args:
+            root: of the local tier.
+            repair: the run may set entries aside, for which the note is made even where the local
+                tier is not there yet.
+        """
         folder = f"{root}/.stats"
         path = f"{folder}/verify.jsonl"
         try:
-            if not os.path.isdir(root):
+            if not (repair or os.path.isdir(root)):
                 return cls()
             make_own(folder)
-            if os.path.lexists(path):
-                descriptor = _open(path)
-                os.ftruncate(descriptor, len(_FIRST_LINE))
-            else:
-                descriptor = _create(path)
+            if not os.path.lexists(path):
+                return cls(_create(path), path)
+            progress = cls(_open(path), path)
         except (OSError, _NotANote):  # read-only, full, or another run's: work without
             return cls()
-        return cls(descriptor, path)
+        try:
+            assert progress._descriptor is not None
+            progress._remember(map(_parse, _read(progress._descriptor).split(b"\n")[1:]))
+            progress._words = progress._unfinished()
+            again = _exchange(path, progress._text())
+        except OSError:
+            # The words stay in it for the next run as well, which finds the entries whole.
+            progress.close()
+            progress.path = None
+        else:
+            progress.close()
+            progress._descriptor = again
+        return progress
 
     def is_done(self, location: str, key: str) -> bool:
         """Whether the entry was found whole, or made so."""
@@ -104,18 +123,24 @@ class ScrubProgress:
         ]
 
     def say(self, location: str, key: str, word: str) -> None:
-        """Leave word of an entry: `ok`, `damaged` (a repair begins) or `repaired`."""
+        """Leave word of an entry: `ok`, `damaged` (a repair begins), `repaired`, or `left` (it has
+        ended, and what is damaged is where it was).
+        """
         with self._lock:
             self._words[location, key] = word
-            self._append({"tier": location, "key": key, "outcome": word})
+            self._append(_line(location, key, word))
 
     def finish(self) -> None:
-        """All is done: the note goes."""
+        """All is done: the note goes, but for word of repairs without an end."""
         if self._descriptor is not None and self.path is not None:
             path = os.path.abspath(os.path.expanduser(self.path))
             try:
                 if _is_at(self._descriptor, path):
-                    os.unlink(path)
+                    if self._unfinished():
+                        self._words = self._unfinished()
+                        os.close(_exchange(path, self._text()))
+                    else:
+                        os.unlink(path)
             except OSError:
                 pass
         self.close()
@@ -126,11 +151,18 @@ class ScrubProgress:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _append(self, fields: dict[str, Any]) -> None:
+    def _unfinished(self) -> dict[tuple[str, str], str]:
+        return {entry: word for entry, word in self._words.items() if word == "damaged"}
+
+    def _text(self) -> bytes:
+        lines = [_line(*entry, word) for entry, word in self._words.items()]
+        return b"".join([_FIRST_LINE, *lines])
+
+    def _append(self, line: bytes) -> None:
         if self._descriptor is None:
             return
         try:
-            write_all(self._descriptor, json.dumps(fields).encode() + b"\n")
+            write_all(self._descriptor, line)
         except OSError:  # a full disk costs a second reading, not the run
             self.close()
 
@@ -141,6 +173,10 @@ class ScrubProgress:
             location, key, word = (line.get(name) for name in ("tier", "key", "outcome"))
             if isinstance(location, str) and is_key(key) and isinstance(word, str):
                 self._words[location, str(key)] = word
+
+
+def _line(location: str, key: str, word: str) -> bytes:
+    return json.dumps({"tier": location, "key": key, "outcome": word}).encode() + b"\n"
 
 
 class _NotANote(Exception):
@@ -180,14 +216,8 @@ def _create(path: str) -> int:
     """A new note, locked. It appears under its name with its first line in it, so that nothing
     which is not recognisably a note is ever taken for one.
     """
-    draft = f"{path}.{uuid.uuid4().hex}.new"
-    try:
-        descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write_all(descriptor, _FIRST_LINE)
+
+    def show(draft: str) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -196,6 +226,26 @@ def _create(path: str) -> int:
             if os.path.lexists(path):
                 raise
             os.rename(draft, path)
+
+    return _drafted(path, _FIRST_LINE, show)
+
+
+def _exchange(path: str, data: bytes) -> int:
+    """A new note, locked, in place of one whose lock the caller holds: at no time is there none."""
+    return _drafted(path, data, lambda draft: os.rename(draft, path))
+
+
+def _drafted(path: str, data: bytes, show: Callable[[str], None]) -> int:
+    draft = f"{path}.{uuid.uuid4().hex}.new"
+    try:
+        descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_all(descriptor, data)
+        step("note.show")
+        show(draft)
     except BaseException:
         os.close(descriptor)
         raise

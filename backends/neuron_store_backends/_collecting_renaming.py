@@ -15,12 +15,13 @@ from neuron_store.artifact import RECORD_NAME, is_key
 from neuron_store.collector import COLLECTOR_KEY, Collector, Garbage, Holding
 from neuron_store.errors import NeuronStoreError, TierError
 from neuron_store.neuron_layout import MARK_NAME
-from neuron_store.own_directory import make_own, open_own
+from neuron_store.own_directory import open_own
 from neuron_store.steps import step
 from neuron_store_backends._aside import remove_tree, tree_facts
 from neuron_store_backends._entry import Entry
 from neuron_store_backends._guarding import Guard
 from neuron_store_backends._lease_renaming import LEASES
+from neuron_store_backends._modes import make_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +149,7 @@ class RenamingCollector(Collector):
                     return again.size
                 # One rename first: a publisher that was only stopped, and wants to rename it into
                 # place, finds it whole or not at all.
-                make_own(os.path.dirname(target))
+                make_container(self.root, ".staging")
                 os.rename(name, target, src_dir_fd=place)
         except FileNotFoundError:
             return None

@@ -30,6 +30,7 @@ from neuron_store.steps import step
 from neuron_store.streams import create_file
 from neuron_store_backends._heartbeat import HeldLease, Watch, own_clock
 from neuron_store_backends._lease_record import LeaseRecord, lease_name, read_name
+from neuron_store_backends._modes import level_container, make_container
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,10 @@ LEASES = ".leases"
 """Below the tier's root; holds a directory for each lease and nothing else. For `gc`: a live holder
 changes its directory (and so its time of change) at least every `MAX_LEASE_TTL` / 3, so what is
 older than `_lease_record.ABANDONED` may be removed, the file first. What a process leaves behind
-that died while it took a lease is `.staging/lease.<uuid>`."""
+that died while it took a lease is `.staging/lease.<uuid>`.
+
+It and the directories in it are as open as the root, but never sticky: any user of the tier takes
+over from a holder who is gone, by renaming what that one made."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
@@ -108,15 +112,23 @@ class DirectoryLeases:
     def _create(self, key: str, record: LeaseRecord) -> Lease:
         staged = f"{self._root}/.staging/lease.{uuid.uuid4().hex}"
         step("lease.stage")
-        make_own(os.path.dirname(staged))
-        make_own(f"{self._root}/{LEASES}")
+        make_container(self._root, ".staging")
+        leases = f"{self._root}/{LEASES}"
+        make_own(leases)
+        level_container(leases, self._root, sticky=False)
         os.mkdir(staged)
         try:
+            level_container(staged, self._root, sticky=False)
             os.close(create_file(f"{staged}/{lease_name(record)}"))
             step("lease.create")
             since = own_clock()
             try:
-                os.rename(staged, f"{self._root}/{LEASES}/{key}")
+                os.rename(staged, f"{leases}/{key}")
+            except PermissionError as error:
+                # Of the two names the staged one is our own.
+                writable = os.access(leases, os.W_OK | os.X_OK)
+                place = f"{leases}/{key}" if writable else leases
+                raise PermissionError(error.errno, error.strerror, place) from error
             except OSError as error:
                 # A retransmitted NFS rename reports an error though the first one worked.
                 seen = _look(self._root, key, thoroughly=True)
@@ -181,6 +193,8 @@ class _DirectoryClaim:
                 os.unlink(lease_name(self.record), dir_fd=folder)
             except FileNotFoundError:
                 return
+            except PermissionError as error:
+                raise _refused(self.root, self.key, error) from error
             finally:
                 os.close(folder)
             step("lease.unlinked")
@@ -258,6 +272,8 @@ def _rename(root: str, key: str, name: str, record: LeaseRecord) -> bool:
             folder = _open(root, key)
             try:
                 return _rename_in(folder, name, lease_name(record))
+            except PermissionError as error:
+                raise _refused(root, key, error) from error
             finally:
                 os.close(folder)
         except FileNotFoundError:
@@ -267,6 +283,11 @@ def _rename(root: str, key: str, name: str, record: LeaseRecord) -> bool:
                 raise
         time.sleep(0.02 * 2**attempt)
     return False
+
+
+def _refused(root: str, key: str, error: PermissionError) -> PermissionError:
+    """The error with the directory that may not be written, in place of a name inside it."""
+    return PermissionError(error.errno, error.strerror, f"{root}/{LEASES}/{key}")
 
 
 def _rename_in(folder: int, old: str, new: str) -> bool:
@@ -291,11 +312,13 @@ def _clear(root: str, key: str, seen: _Seen) -> None:
     try:
         for name in seen.names:
             aside = f"{root}/.staging/lease.{uuid.uuid4().hex}"
-            make_own(os.path.dirname(aside))
+            make_container(root, ".staging")
             try:
                 os.rename(name, aside, src_dir_fd=folder)
             except FileNotFoundError:
                 continue
+            except PermissionError as error:
+                raise _refused(root, key, error) from error
             if os.path.isdir(aside) and not os.path.islink(aside):
                 shutil.rmtree(aside, ignore_errors=True)
             else:

@@ -14,7 +14,14 @@ import stat
 
 from neuron_store.own_directory import make_own
 
-__all__ = ["group_of", "level_directory", "level_file", "make_container", "umask"]
+__all__ = [
+    "group_of",
+    "level_container",
+    "level_directory",
+    "level_file",
+    "make_container",
+    "umask",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +34,27 @@ def make_container(root: str, name: str) -> str:
     """
     path = f"{root}/{name}"
     make_own(path)
+    level_container(path, root)
+    return path
+
+
+def level_container(path: str, root: str, *, sticky: bool = True) -> None:
+    """Make a directory no less open than the root, where this user owns it and may.
+
+    Args:
+        path: of the directory.
+        root: of the tier.
+        sticky: False where one user has to be able to rename what another one made.
+
+    Raises:
+        OSError: one of them cannot be looked at.
+    """
     above, found = os.stat(root), os.stat(path, follow_symlinks=False)
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        return path
+        return
     wanted = stat.S_IMODE(found.st_mode | above.st_mode)
+    if not sticky:
+        wanted &= ~stat.S_ISVTX
     try:
         if above.st_mode & stat.S_ISGID and found.st_gid != above.st_gid:
             os.chown(path, -1, above.st_gid)
@@ -38,7 +62,6 @@ def make_container(root: str, name: str) -> str:
             os.chmod(path, wanted)
     except OSError as error:
         _log.debug("%s stays as it is: %s", path, error)
-    return path
 
 
 def umask() -> int | None:

@@ -10,9 +10,10 @@ import uuid
 from typing import TYPE_CHECKING
 
 from neuron_store.abc import Check, Speed, TierReport, measure_latency
-from neuron_store.own_directory import has_own, make_own
+from neuron_store.own_directory import has_own
 from neuron_store.streams import write_all
 from neuron_store_backends._aside import remove_tree
+from neuron_store_backends._modes import make_container
 from neuron_store_backends._staging import sync_directory
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def probe(store: RenamingStore, root: str) -> TierReport:
     if not own.passed:
         return TierReport(store.location, (own,), measure_latency(store))
     try:
-        make_own(os.path.dirname(place))
+        make_container(root, ".staging")
         os.mkdir(place)
     except OSError as error:
         remedy = "give this user the right to write there; or set read_only=1 if it is only read"

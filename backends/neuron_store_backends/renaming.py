@@ -529,7 +529,8 @@ def _again(act: Callable[[int], _T]) -> _T:
 
 
 def _remedy(error: OSError, *, reading: bool = False) -> str:
-    what = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+    place = _refusing(error) or error.filename
+    what = f"{error.strerror or error} ({place})" if place else str(error)
     right = "read it" if reading else "write there"
     hint = {
         errno.EACCES: f"give this user the right to {right}, or name another root",
@@ -541,6 +542,17 @@ def _remedy(error: OSError, *, reading: bool = False) -> str:
         errno.ESTALE: "the mount lost track of the file; mount it again if that goes on",
     }.get(error.errno or 0)
     return f"{what}; {hint}" if hint else what
+
+
+def _refusing(error: OSError) -> str | None:
+    """Of the two directories of a rename the one that may not be written; None: unknown."""
+    if not isinstance(error, PermissionError) or error.filename2 is None:
+        return None
+    for name in (error.filename, error.filename2):
+        folder = os.path.dirname(os.fsdecode(name))
+        if os.path.isabs(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return None
 
 
 def _as_corrupt(error: Exception, key: str, location: str) -> ArtifactCorrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import attrs
@@ -112,6 +111,7 @@ def _examine_one(url: TierURL, seconds: float) -> _Examined:
     from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.diagnosis import diagnose  # noqa: PLC0415
     from neuron_store.errors import ConfigError  # noqa: PLC0415
+    from neuron_store.mounted import require_mounted  # noqa: PLC0415
     from neuron_store.registry import open_tier  # noqa: PLC0415
 
     try:
@@ -119,12 +119,15 @@ def _examine_one(url: TierURL, seconds: float) -> _Examined:
     except ConfigError as error:
         # The other tiers' state is still worth knowing.
         return _Examined(url.location, None, str(error), exit_status(error))
-    if url.scheme == "posix" and not os.path.lexists(url.address):
-        # Measuring would make it: on this node's own disk, where a mount is missing.
-        reason = f"no such directory; mount it, or make it where it belongs: mkdir -p {url.address}"
-        return _Examined(url.location, None, reason)
+
+    def probe() -> TierReport:
+        if url.scheme != "local":
+            # Measuring would make it: on this node's own disk, where a mount is missing.
+            require_mounted(tier.location)
+        return tier.probe()
+
     with tier:
-        report = ask(tier.location, tier.probe, seconds=seconds)
+        report = ask(tier.location, probe, seconds=seconds)
     if isinstance(report, Trouble):
         return _Examined(url.location, None, report.detail)
     findings = tuple(diagnose(report, local=url.scheme == "local"))

@@ -12,7 +12,7 @@ from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from neuron_store.abc import ArtifactStore
     from neuron_store.cli.output import Output
@@ -91,7 +91,12 @@ def verify(
     if resume is not None:
         progress = ScrubProgress.resume(resume)
     else:
-        progress = ScrubProgress.begin(session.local_root())
+        progress = ScrubProgress.begin(session.local_root(), repair=repair)
+        if repair and progress.path is None:
+            out.say(
+                "warning: no progress note can be kept in the local tier: an entry whose repair is "
+                "cut off now is missing until its key is published again"
+            )
     pairs, found = _work(session, tiers, keys, progress)
     scrub = Scrub(session.store(), by_key(pairs), progress=progress, repair=repair, pace=pace)
     _show(out, found)
@@ -149,17 +154,21 @@ def _work(
 ) -> tuple[list[tuple[ArtifactStore, str]], list[Scrubbed]]:
     """What to read, and the tiers that could not say what they have."""
     from neuron_store.asking import Trouble, ask  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.mounted import require_mounted  # noqa: PLC0415
     from neuron_store.scrub import Scrubbed  # noqa: PLC0415
 
     seconds = session.settings().tier_deadline
     pairs: list[tuple[ArtifactStore, str]] = []
     troubled: list[Scrubbed] = []
+    local = session.store().local
     for tier in tiers:
-        listed: Any = keys or ask(
-            tier.location,
-            lambda tier=tier: {*tier.keys(), *tier.damaged()},  # type: ignore[misc]
-            seconds=seconds,
-        )
+
+        def look(tier: ArtifactStore = tier) -> Collection[str]:
+            if tier is not local:
+                require_mounted(tier.location)
+            return keys or {*tier.keys(), *tier.damaged()}
+
+        listed = ask(tier.location, look, seconds=seconds)
         if isinstance(listed, Trouble):
             troubled.append(Scrubbed(tier.name, tier.location, None, "error", listed.detail))
             continue

@@ -24,6 +24,7 @@ from neuron_store.manifest.ledger import (
     read_ledger,
 )
 from neuron_store.manifest.schema import MANIFEST_NAME, Config, Graph, Manifest, dump_manifest
+from neuron_store.own_directory import make_own
 from neuron_store.streams import create_file, write_all
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def emit_manifest(
             environment=_environment(),
         )
         path = root / engine / MANIFEST_NAME
+        # A link there would have the manifest written over somebody else's.
+        make_own(os.fspath(path.parent))
         write_manifest(manifest, path)
     except Exception as error:
         logger.warning("no manifest was written: %s: %s", type(error).__name__, error)

@@ -13,6 +13,7 @@ import functools
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from json.encoder import encode_basestring_ascii
@@ -23,6 +24,7 @@ import attrs
 
 from neuron_store.manifest.engine import VISIBLE_DEVICES, engine_id
 from neuron_store.manifest.shapes import input_shapes
+from neuron_store.own_directory import has_own, make_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,7 +159,7 @@ class _Writer:
         assert directory is not None
         engine = engine_id({VISIBLE_DEVICES: os.fsdecode(devices or b"")})
         folder = ledger_directory(Path(os.fsdecode(directory)), engine)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own(os.fspath(folder))
         path = os.fspath(folder / f"{pid}.jsonl")
         # A pid comes back: what an earlier run left under it is none of this run's.
         stale = 0 if path in self.begun else os.O_TRUNC
@@ -166,6 +168,9 @@ class _Writer:
             _FLAGS | os.O_CREAT | os.O_CLOEXEC | stale,
             0o644,
         )
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         if self.descriptor >= 0 and self._is_ours():
             os.dup2(descriptor, self.descriptor, inheritable=False)
             os.close(descriptor)
@@ -290,30 +295,49 @@ def clear_ledger(root: Path, engine: str) -> None:
 def read_ledger(directory: Path, unread: list[str] | None = None) -> Iterator[LedgerLine]:
     """The lines of one engine's processes, file by file in the order of their names.
 
-    A torn last line and whatever else is no ledger line are skipped, and said in the log. So is
-    a file that cannot be read to its end, whose name is added to `unread`.
+    A torn last line and whatever else is no ledger line are skipped, and said in the log. So are
+    links, pipes and devices, and a file that cannot be read to its end, whose name is added to
+    `unread`.
+
+    Raises:
+        OSError: something else is in place of the directory, or it cannot be listed.
     """
+    from neuron_store.errors import InvalidArtifact  # noqa: PLC0415  (a compile reads no ledger)
+
+    if not has_own(os.fspath(directory)):
+        return
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".jsonl"))
     except FileNotFoundError:
         return
     for name in names:
         path = directory / name
-        skipped = 0
         try:
-            with path.open("rb") as stream:
-                position = 0
-                while raw := stream.readline(MAX_LINE):
-                    position += 1
-                    line = parse_line(raw, position) if raw.strip() else None
-                    if line is not None:
-                        yield line
-                    elif raw.strip():
-                        skipped += 1
+            yield from _read_file(path)
+        except InvalidArtifact as error:
+            # Not unread: no later emit could read it either, so the ledger would stay for ever.
+            # And no line of ours is lost with it: `record_graph` refuses to write to such a thing.
+            logger.warning("ledger %s skipped: %s", path, error.reason)
         except OSError as error:
             logger.warning("ledger %s cannot be read: %s", path, error)
             if unread is not None:
                 unread.append(name)
+
+
+def _read_file(path: Path) -> Iterator[LedgerLine]:
+    from neuron_store.streams import open_regular  # noqa: PLC0415  (a compile reads no ledger)
+
+    position = skipped = 0
+    try:
+        with os.fdopen(open_regular(path), "rb") as stream:
+            while raw := stream.readline(MAX_LINE):
+                position += 1
+                line = parse_line(raw, position) if raw.strip() else None
+                if line is not None:
+                    yield line
+                elif raw.strip():
+                    skipped += 1
+    finally:
         if skipped:
             logger.warning("ledger %s: %d torn or foreign lines skipped", path, skipped)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,10 @@ from neuron_store.errors import (
     ArtifactUntrusted,
     ConfigError,
     NeuronStoreError,
-    TierError,
 )
 from neuron_store.manifest.coverage import Coverage
 from neuron_store.manifest.reader import graph_ranks
+from neuron_store.mounted import require_mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,7 +134,7 @@ def check_ready(
             "the ranks in the manifests"
         )
     if needed:
-        _require_directory(store)
+        require_mounted(store.location)
 
     def look(key: str) -> GraphState:
         found = GraphState(key, needed[key], *_state(store, key, verify=verify))
@@ -155,22 +154,6 @@ def check_ready(
         beyond_ranks=tuple(sorted(r for r in seen if r >= size)),
         partial=tuple(partial_ranks(engines)),
     )
-
-
-def _require_directory(store: ArtifactStore) -> None:
-    """An unmounted share has no graph of any deployment; that is not what is asked here."""
-    if not os.path.isabs(store.location):
-        return
-    try:
-        os.stat(store.location)
-    except FileNotFoundError:
-        raise TierError(
-            store.location,
-            "find",
-            "the directory does not exist; mount the share, or name another tier",
-        ) from None
-    except OSError:
-        pass  # Each look-up will tell.
 
 
 def _state(store: ArtifactStore, key: str, *, verify: bool) -> tuple[str, str]:

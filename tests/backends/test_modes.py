@@ -10,11 +10,14 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from neuron_store import CompileCoordinator, TieredStore
+from neuron_store.collecting import collect
+from neuron_store.errors import LeaseHeld
 from neuron_store.policy import CompilePolicy
 from neuron_store.testing import make_source
 from neuron_store_backends.local import LocalStore
@@ -159,9 +162,97 @@ def test_beside_entries_an_older_release_made_with_its_umask_is_opened_by_its_ow
     (root / ".staging").mkdir(mode=0o755)
     os.chown(root / ".staging", ALICE, ALICE)
     two = source(place, BOB, OTHER)
-    assert "give this user the right" in as_user(BOB, publish(root, *two))
+    told = as_user(BOB, publish(root, *two))
+    assert f"({root}/.staging" in told
+    assert "give this user the right" in told
     assert as_user(ALICE, publish(root, *source(place, ALICE))) == "CREATED"
     assert as_user(BOB, publish(root, *two)) == "CREATED"
+
+
+def take_and_give_back(root, key=KEY):
+    def act():
+        PosixStore(root).lease(key, 10).release()
+        return "given back"
+
+    return act
+
+
+def take_and_die(root, ttl):
+    def act():
+        lease = PosixStore(root).lease(KEY, ttl)
+        assert lease.held()
+        return "held"
+
+    return act
+
+
+def gc(root):
+    return lambda: len(collect(PosixStore(root)).removals)
+
+
+@pytest.mark.parametrize("mode", [0o2775, 0o777, 0o1777])
+def test_the_first_collectors_umask_shuts_nobody_out_of_collecting_and_leasing(place, mode):
+    root = team_root(place, mode)
+    assert as_user(BOB, gc(root), groups=[TEAM], umask=0o077) == "0"
+    for name in (".leases", ".staging"):
+        found = (root / name).stat()
+        kept = mode if name == ".staging" else mode & ~stat.S_ISVTX
+        assert stat.S_IMODE(found.st_mode) == kept
+        assert found.st_gid == (TEAM if mode & stat.S_ISGID else BOB)
+    for user in (ALICE, BOB):
+        assert as_user(user, gc(root), groups=[TEAM], umask=0o022) == "0"
+        assert as_user(user, take_and_give_back(root), groups=[TEAM]) == "given back"
+        assert as_user(user, publish(root, *source(place, user, f"{user:032x}")), groups=[TEAM])
+
+
+@pytest.mark.parametrize("mode", [0o2775, 0o777, 0o1777])
+def test_the_lease_of_another_user_who_died_is_taken_over(place, mode):
+    root = team_root(place, mode)
+    assert as_user(ALICE, take_and_die(root, 1.0), groups=[TEAM], umask=0o077) == "held"
+
+    def wait_for_it():
+        store, tries = PosixStore(root), 0
+        while True:
+            try:
+                lease = store.lease(KEY, 1.0)
+            except LeaseHeld:
+                tries += 1
+                time.sleep(0.1)
+            else:
+                lease.release()
+                return "met" if tries else "was free"
+
+    assert as_user(BOB, wait_for_it, groups=[TEAM]) == "met"
+    # The directory was another's; what is left of it is in nobody's way.
+    for user in (BOB, ALICE, BOB):
+        assert as_user(user, take_and_give_back(root), groups=[TEAM]) == "given back"
+
+
+def test_leases_an_older_release_made_with_its_umask_are_named_and_opened_by_their_owner(place):
+    root = team_root(place)
+    (root / ".leases").mkdir(mode=0o755)
+    os.chown(root / ".leases", BOB, TEAM)
+    (root / ".leases").chmod(0o2755)
+    for act in (gc(root), take_and_give_back(root)):
+        told = as_user(ALICE, act, groups=[TEAM], umask=0o002)
+        assert f"({root}/.leases); give this user the right to write there" in told
+    assert not list((root / ".staging").iterdir())
+    assert as_user(BOB, gc(root), groups=[TEAM]) == "0"
+    assert as_user(ALICE, gc(root), groups=[TEAM]) == "0"
+    (root / ".leases" / KEY).mkdir()
+    (root / ".leases" / KEY / "stray").touch()
+    os.chown(root / ".leases" / KEY, BOB, TEAM)
+
+    def wait_for_it():
+        store = PosixStore(root)
+        while True:
+            try:
+                return store.lease(KEY, 1.0)
+            except LeaseHeld:
+                time.sleep(0.1)
+
+    told = as_user(ALICE, wait_for_it, groups=[TEAM])
+    assert f"({root}/.leases/{KEY}); give this user the right to write there" in told
 
 
 def test_a_private_root_stays_private(place):

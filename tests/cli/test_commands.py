@@ -270,6 +270,10 @@ class TestPromote:
 
 
 class TestVerify:
+    @pytest.fixture(autouse=True)
+    def mounted(self, places):
+        places.shared.mkdir()
+
     def test_reads_everything(self, cli, put, places):
         put(places.local)
         put(places.shared, OTHER)
@@ -310,6 +314,21 @@ class TestVerify:
         (places.local / "lost+found").mkdir()
         shutil.copytree(places.local / KEY, places.local / ".backup")
         assert len(fields(cli("verify"))) == 1
+
+    @pytest.mark.parametrize("keys", [[], [KEY]])
+    def test_a_share_that_is_not_mounted_is_an_error_of_that_tier(self, cli, put, places, keys):
+        put(places.local)
+        places.shared.rmdir()
+        for options in ([], ["--repair"], ["--tier", places.shared]):
+            told = cli("verify", *options, *keys, status=1)
+            assert "the directory does not exist; mount the share" in told.stderr
+            assert not places.shared.exists()
+        assert cli.json("verify", *keys, status=1)["artifacts"][0]["outcome"] == "error"
+        cli("verify", "--tier", "local", *keys)
+
+    def test_a_local_tier_that_is_not_there_yet_has_nothing_to_verify(self, cli, places):
+        assert cli("verify").stdout == ""
+        assert not places.local.exists()
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])

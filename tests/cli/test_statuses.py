@@ -63,5 +63,5 @@ def test_doctor_does_not_make_a_directory_that_may_be_a_mount_that_is_missing(co
     gone = places.shared.parent / "not-mounted"
     result = command("--local", places.local, "--tier", gone, "doctor")
     assert result.returncode == 1
-    assert "mount it" in result.stdout + result.stderr
+    assert "mount the share" in result.stdout + result.stderr
     assert not gone.exists()

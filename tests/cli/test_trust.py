@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,15 @@ import pytest
 
 from neuron_store.artifact import RECORD_NAME
 from neuron_store.manifest.schema import Graph, Manifest, dump_manifest
+from neuron_store.scrub_progress import ScrubProgress
+from neuron_store.testing.killing import run_killed_at
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
 
 KEY = "0123456789abcdef0123456789abcdef"
 OTHER = "fedcba9876543210fedcba9876543210"
+# Steps at which a repair has brought the copy already.
+_MENDED = {"publish.renamed", "publish.done", "scrub.published"}
 
 
 @pytest.fixture
@@ -153,6 +158,10 @@ def write_manifest(tmp_path, entry):
 
 
 class TestVerify:
+    @pytest.fixture(autouse=True)
+    def mounted(self, places):
+        places.shared.mkdir()
+
     def test_repair_exchanges_and_says_from_where(self, cli, cli_json, put, places):
         put(places.local)
         cli("promote", "--all")
@@ -202,6 +211,84 @@ class TestVerify:
         cli("verify", "--resume", tmp_path / "note")
         assert not (tmp_path / "note").exists()
         assert not list((places.local / ".stats").iterdir())
+
+    def test_a_kill_at_any_step_of_a_repair_loses_nothing_to_a_plain_rerun(
+        self, cli, cli_json, put, places
+    ):
+        put(places.local)
+        killed = []
+        for number in range(1, 80):
+            shutil.rmtree(places.shared, ignore_errors=True)
+            put(places.shared)
+            rot(places.shared)
+            told = run_killed_at(lambda: cli("verify", "--repair", "--workers", "1"), number)
+            assert told.error is None
+            if told.step is None:
+                break
+            killed.append(told.step)
+            whole = (places.shared / KEY / RECORD_NAME).exists()
+            for _ in range(2):
+                # Without --repair nothing is changed, and nothing forgotten.
+                seen = cli_json("verify", status=0 if told.step in _MENDED else 1)["artifacts"]
+                outcomes = {a["tier"]: a["outcome"] for a in seen}
+                assert outcomes[str(places.local)] == "ok"
+                wanted = "ok" if told.step in _MENDED else "corrupt"
+                assert outcomes[str(places.shared)] == wanted
+                assert (places.shared / KEY / RECORD_NAME).exists() == whole
+            again = cli_json("verify", "--repair")
+            assert again["repaired"] == (told.step not in _MENDED)
+            PosixStore(places.shared).verify(KEY)
+            assert not (places.local / ".stats" / "verify.jsonl").exists()
+        assert told.step is None
+        assert {"note.show", "scrub.copied", "aside.move", "scrub.aside"} < set(killed)
+        assert {"publish.rename", "publish.done", "scrub.published"} < set(killed)
+
+    def test_a_kill_at_any_step_of_the_rerun_loses_nothing_either(self, cli, put, places):
+        put(places.local)
+        for number in range(1, 80):
+            shutil.rmtree(places.shared, ignore_errors=True)
+            put(places.shared)
+            os.rename(places.shared / KEY, places.outside / f"{number}")
+            note = ScrubProgress.begin(places.local)
+            note.say(str(places.shared), KEY, "damaged")
+            note.close()
+            told = run_killed_at(lambda: cli("verify", "--repair", "--workers", "1"), number)
+            assert told.error is None
+            cli("verify", "--repair")
+            PosixStore(places.shared).verify(KEY)
+            if told.step is None:
+                break
+        assert told.step is None
+
+    def test_what_was_set_aside_and_is_nowhere_else_is_told_of_again(self, cli, put, places):
+        put(places.shared)
+        put(places.local, OTHER)
+        note = ScrubProgress.begin(places.local)
+        note.say(str(places.shared), KEY, "damaged")
+        note.close()
+        os.rename(places.shared / KEY, places.outside / KEY)
+        for _ in range(2):
+            assert "did not end" in cli("verify", status=1).stderr
+            assert "beyond repair" in cli("verify", "--repair", status=1).stderr
+            # Another key's run says nothing of it, and forgets nothing.
+            cli("verify", OTHER)
+        put(places.shared)
+        cli("verify")
+        assert not (places.local / ".stats" / "verify.jsonl").exists()
+
+    def test_what_is_beyond_repair_and_still_in_its_place_leaves_no_note(self, cli, put, places):
+        put(places.shared)
+        rot(places.shared)
+        cli("verify", "--repair", status=1)
+        assert not list((places.local / ".stats").iterdir())
+
+    def test_a_repair_without_a_note_is_warned_of(self, cli, put, places):
+        put(places.local)
+        put(places.shared)
+        first = ScrubProgress.begin(places.local)
+        assert "progress note" in cli("verify", "--repair").stderr
+        assert "progress note" not in cli("verify").stderr
+        first.finish()
 
     def test_an_interrupted_run_is_gone_on_with(self, cli_json, put, places, tmp_path):
         keys = [f"{n:032x}" for n in range(6)]

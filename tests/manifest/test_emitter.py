@@ -336,6 +336,43 @@ def test_a_torn_last_line_and_unsafe_keys_are_left_out(manifests, store):
     assert [g.graph_hash for g in read_manifest(emit_manifest(store)).graphs] == [key_of(1)]
 
 
+def test_pipes_and_endless_devices_in_the_ledger_hold_nobody_up(manifests, store):
+    record_graph(key_of(1), 0, [], "")
+    folder = manifests / "ledger" / "dev0_7"
+    os.mkfifo(folder / "3.jsonl")
+    (folder / "5.jsonl").symlink_to("/dev/zero")
+    assert [g.graph_hash for g in read_manifest(emit_manifest(store)).graphs] == [key_of(1)]
+    assert not folder.exists()
+    assert Path("/dev/zero").exists()
+
+
+@pytest.mark.parametrize("linked", ["directory", "file", "ledger"])
+def test_no_manifest_is_written_through_a_link(manifests, store, tmp_path, linked, caplog):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "manifest.json").write_text("mine")
+    if linked == "ledger":
+        (manifests / "ledger").mkdir(parents=True)
+        (manifests / "ledger" / "dev0_7").symlink_to(outside)
+    else:
+        record_graph(key_of(1), 0, [], "")
+    if linked == "directory":
+        (manifests / "dev0_7").symlink_to(outside)
+    if linked == "file":
+        (manifests / "dev0_7").mkdir()
+        (manifests / "dev0_7" / "manifest.json").symlink_to(outside / "manifest.json")
+    path = emit_manifest(store)
+    assert [f.read_text() for f in outside.iterdir()] == ["mine"]
+    if linked == "file":
+        # Its place is taken by the manifest itself.
+        assert not path.is_symlink()
+        assert read_manifest(path).graphs
+    else:
+        assert path is None
+        assert "symbolic link" in caplog.text
+    assert (linked == "directory") == bool(list((manifests / "ledger").glob("dev0_7/*.jsonl")))
+
+
 def test_relaunching_overwrites_and_leaves_nothing_beside(manifests, store):
     record_graph(key_of(1), 0, [], "")
     emit_manifest(store)

@@ -334,6 +334,57 @@ def test_reading_skips_torn_and_foreign_lines_and_says_so(tmp_path, caplog):
     assert list(read_ledger(tmp_path / "absent")) == []
 
 
+def put_there(path, kind, outside):
+    """Something that is no file of ours; a pipe gets a reader, so that it can be written."""
+    if kind == "pipe":
+        os.mkfifo(path)
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    path.symlink_to({"link": outside, "endless": "/dev/zero"}[kind])
+    return None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless"])
+def test_what_is_no_file_is_skipped_is_no_reason_to_keep_the_ledger_and_is_not_written(
+    manifests, tmp_path, kind, caplog
+):
+    record_graph("before", 0, [], "")
+    folder, outside = manifests / "ledger" / "dev0_7", tmp_path / "outside"
+    good = {"key": "planted", "rank": 1, "input_shapes": [], "compiler_flags": ""}
+    outside.write_text(json.dumps(good) + "\n")
+    text = outside.read_text()
+    reader = put_there(folder / "3.jsonl", kind, outside)
+    unread = []
+    assert [line.key for line in read_ledger(folder, unread)] == ["before"]
+    assert unread == []
+    assert "3.jsonl skipped" in caplog.text
+    if reader is not None:
+        os.close(reader)
+    clear_ledger(manifests, "dev0_7")
+    folder.mkdir()
+    ledger._writer.reset()
+    reader = put_there(folder / f"{os.getpid()}.jsonl", kind, outside)
+    record_graph("lost", 0, [], "")
+    assert "the compile ledger cannot be written" in caplog.text
+    assert outside.read_text() == text
+    if reader is not None:
+        assert os.read(reader, 100) == b""
+        os.close(reader)
+
+
+def test_a_link_in_place_of_an_engines_ledger_is_neither_written_nor_read(
+    manifests, tmp_path, caplog
+):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (manifests / "ledger").mkdir(parents=True)
+    (manifests / "ledger" / "dev0_7").symlink_to(outside)
+    record_graph("a", 0, [], "")
+    assert list(outside.iterdir()) == []
+    assert "a symbolic link in place of our own directory" in caplog.text
+    with pytest.raises(OSError, match="symbolic link"):
+        list(read_ledger(manifests / "ledger" / "dev0_7"))
+
+
 def test_clearing_removes_one_engines_directory_and_no_others(manifests, monkeypatch):
     record_graph("a", 0, [], "")
     monkeypatch.setenv("NEURON_VISIBLE_DEVICES", "8-15")
