@@ -9,7 +9,8 @@ An operation is two functions, so a new one is a line:
     KEYS = Operation("keys", lambda store, bench: list(store.keys()), PUBLISH.act)
 
 What is judged after each point, whatever the operation was: nothing torn is seen; what was told to
-be there is there; nothing half-made is visible; the key can be published, deleted and published
+be there is there; an error is never a miss: what is there is not said to be absent because a call failed;
+nothing half-made is visible; the key can be published, deleted and published
 again; only errors of `neuron_store.errors` came out; a source that was not taken over is untouched.
 """
 
@@ -30,7 +31,13 @@ import attrs
 
 from neuron_store import steps
 from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactCorrupt, LeaseHeld, NeuronStoreError, TierError
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    LeaseHeld,
+    NeuronStoreError,
+    TierError,
+)
 from neuron_store.testing.faulty_files import FaultyFiles, FileFault, faults_for
 from neuron_store.testing.killing import run_killed_at
 from neuron_store.testing.samples import make_source
@@ -45,6 +52,7 @@ __all__ = [
     "COLLECT",
     "DELETE",
     "FETCH",
+    "FIND",
     "GET",
     "HOW",
     "LEASE",
@@ -66,6 +74,8 @@ _TTL = 0.5
 _PATIENCE = 30.0
 HOW = ("kill", "raise", "interrupt")
 """What can befall a process at a step: SIGKILL, an error, Ctrl-C."""
+# What a file system says of a name that is not there; every other error says nothing about it.
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 class Interrupted(KeyboardInterrupt):
@@ -132,6 +142,16 @@ PUBLISH_OTHER = Operation(
     lambda store, bench: bench.publish(store),
     lambda store, bench: store.publish(*bench.other),
 )
+
+
+def _find(store: ArtifactStore, bench: Bench) -> Artifact:
+    found = store.find(bench.key)
+    if found is None:
+        raise ArtifactNotFound(bench.key, store.location)
+    return found
+
+
+FIND = Operation("find", _find, lambda store, bench: bench.publish(store))
 FETCH = Operation(
     "fetch",
     lambda store, bench: store.fetch(bench.key, bench.into),
@@ -176,7 +196,7 @@ def _collect(store: ArtifactStore, _bench: Bench) -> None:
 
 LEASE = Operation("lease", _lease, after=_free_again)
 COLLECT = Operation("collect", _collect, lambda store, bench: bench.publish(store))
-OPERATIONS = (PUBLISH, PUBLISH_CONSUMING, PUBLISH_AGAIN, PUBLISH_OTHER, FETCH, DELETE)
+OPERATIONS = (PUBLISH, PUBLISH_CONSUMING, PUBLISH_AGAIN, PUBLISH_OTHER, FIND, FETCH, DELETE)
 """What every tier is put through; `GET` too where there is a local side, `LEASE` and `COLLECT`
 where the tier has them."""
 
@@ -236,7 +256,8 @@ def inject_files(
                 outcome = _outcome(operation, store, bench)
         report.points += bool(files.injected)
         report.survived += not isinstance(outcome, BaseException)
-        wrong = _judge(operation, open_at, root, bench, outcome)
+        absent = fault.error in _ABSENT and not fault.short
+        wrong = _judge(operation, open_at, root, bench, outcome, absent=absent)
         if not (fault.lasting or fault.kill):
             wrong += [f"left behind: {name}" for name in leftovers(root)]
         report.failures += [
@@ -361,8 +382,10 @@ def _judge(
     root: Path,
     bench: Bench,
     outcome: object,
+    *,
+    absent: bool = False,
 ) -> list[str]:
-    """The promises that were broken, in words."""
+    """The promises that were broken, in words. `absent`: a call was told that nothing is there."""
     wrong = []
     if isinstance(outcome, BaseException) and not isinstance(
         outcome, (NeuronStoreError, Interrupted)
@@ -375,7 +398,9 @@ def _judge(
     try:
         with open_at(root) as store:
             wrong += filter(None, [operation.after(store, bench)])
-            wrong += _judge_tier(store, bench, outcome, operation, source_left=source_left)
+            wrong += _judge_tier(
+                store, bench, outcome, operation, source_left=source_left, absent=absent
+            )
     except Exception as error:  # noqa: BLE001  (whatever it is, the key is stuck)
         wrong.append(f"the key is stuck: {error!r}")
     return wrong
@@ -388,6 +413,7 @@ def _judge_tier(
     operation: Operation,
     *,
     source_left: bool,
+    absent: bool,
 ) -> list[str]:
     wrong = []
     found, fine = None, {Publication.CREATED}
@@ -401,6 +427,9 @@ def _judge_tier(
         wrong.append(f"{outcome.name} was lost")
     if isinstance(outcome, Path) and _tree(outcome, hidden=False) != dict(bench.contents):
         wrong.append("get gave something else")
+    missed = isinstance(outcome, ArtifactNotFound) or outcome is False
+    if missed and found is not None and not absent:
+        wrong.append("an error was taken for a miss: the artifact is there")
     if outcome is True and found is not None:
         wrong.append("delete said True, and the artifact is there")
     killed = isinstance(outcome, Interrupted) and outcome.args == ("killed",)

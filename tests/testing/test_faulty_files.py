@@ -54,6 +54,12 @@ def test_a_full_disk_stays_full_and_can_be_emptied(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_fault_that_would_never_come_is_refused(at):
+    with pytest.raises(ValueError, match=f"at={at}: calls are counted from 1"):
+        FileFault(at)
+
+
 def test_a_short_write_takes_one_byte(tmp_path):
     descriptor = os.open(tmp_path / "f", os.O_CREAT | os.O_WRONLY)
     with FaultyFiles(tmp_path, FileFault(1, short=True)):

@@ -93,7 +93,7 @@ def test_the_same_seed_gives_the_same_faults(source):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="kind"):
+    with pytest.raises(ValueError, match="kind") as caught:
         Fault("explode")
 
 
