@@ -14,6 +14,7 @@ It imports no implementation. What holds for every implementation, tested for ea
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 import time
 from typing import TYPE_CHECKING, BinaryIO, Self
@@ -21,7 +22,14 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import attrs
 
 from neuron_store.artifact import check_key
-from neuron_store.errors import ArtifactCorrupt, ArtifactNotFound, ConfigError, Unsupported
+from neuron_store.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    ConfigError,
+    NeuronStoreError,
+    TierError,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -311,7 +319,7 @@ class ArtifactStore(abc.ABC):
             raise ArtifactNotFound(key, self.location)
         files = []
         for file in artifact.files:
-            with self.open_file(key, file.name) as stream:
+            with self.open_file(key, file.name) as stream, self._told("fetch", key):
                 files.append(copy_stream(stream, into, file, key=key, location=self.location))
         return attrs.evolve(artifact, files=tuple(files))
 
@@ -366,7 +374,7 @@ class ArtifactStore(abc.ABC):
             raise ArtifactNotFound(key, self.location)
         files = []
         for file in artifact.files:
-            with self.open_file(key, file.name) as stream:
+            with self.open_file(key, file.name) as stream, self._told("verify", key):
                 size, digest = digest_stream(stream)
             if size != file.size or (file.sha256 or digest) != digest:
                 raise ArtifactCorrupt(
@@ -377,6 +385,18 @@ class ArtifactStore(abc.ABC):
                 )
             files.append(attrs.evolve(file, sha256=digest))
         return attrs.evolve(artifact, files=tuple(files))
+
+    @contextlib.contextmanager
+    def _told(self, operation: str, key: str) -> Iterator[None]:
+        """What the system says while bytes pass, as the tier's own error."""
+        try:
+            yield
+        except NeuronStoreError:
+            raise
+        except OSError as error:
+            raise TierError(
+                self.location, operation, str(error), key=key, code=error.errno
+            ) from error
 
     def path_of(self, key: str) -> Path | None:
         """The artifact's own directory where the tier is one, so that a hit copies nothing.

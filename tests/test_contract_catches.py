@@ -6,10 +6,11 @@ import functools
 import os
 import shutil
 
+import attrs
 import pytest
 
 from neuron_store import Publication
-from neuron_store.artifact import dump_record
+from neuron_store.artifact import dump_record, load_record
 from neuron_store.testing import ArtifactStoreContract
 from neuron_store.testing.contract import KEY
 from neuron_store_backends.posix import PosixStore
@@ -56,6 +57,31 @@ class MarksFirst(PosixStore):
         return Publication.CREATED
 
 
+def with_facts(store, artifact, **facts):
+    """What a tier does that writes the record from what it thinks of the artifact."""
+    path = store.root / artifact.key / ".neuron_store.json"
+    record, inline = load_record(path.read_bytes(), key=artifact.key, source=store.location)
+    path.write_bytes(dump_record(attrs.evolve(record, **facts), inline))
+
+
+class DropsSignatures(PosixStore):
+    """Publishes the artifact, and nobody's word for it."""
+
+    def publish(self, artifact, source, *, consume=False):
+        unsigned = attrs.evolve(artifact, signatures=())
+        return super().publish(unsigned, source, consume=consume)
+
+
+class SameWriteId(PosixStore):
+    """Cannot tell its own record from another's after a lost reply."""
+
+    def publish(self, artifact, source, *, consume=False):
+        answer = super().publish(artifact, source, consume=consume)
+        if answer is Publication.CREATED:
+            with_facts(self, artifact, write_id="0" * 32)
+        return answer
+
+
 class Contract(ArtifactStoreContract):
     __test__ = False
     rounds = 60
@@ -97,6 +123,18 @@ def test_a_store_that_shows_half_an_artifact_fails_the_readers(tmp_path):
     # OSError: a reader may take the damaged directory away while it is being filled.
     with pytest.raises((AssertionError, OSError)):
         Contract().test_a_reader_sees_a_whole_artifact_or_none(factory, tmp_path)
+
+
+def test_a_store_that_drops_signatures_fails(tmp_path):
+    contract, tier = Contract(), DropsSignatures(tmp_path / "tier")
+    with pytest.raises(AssertionError, match="vouches"):
+        contract.test_what_is_published_is_found_read_fetched_and_listed(tier, tmp_path)
+
+
+def test_a_store_whose_writes_all_have_one_write_id_fails(tmp_path):
+    contract, tier = Contract(), SameWriteId(tmp_path / "tier")
+    with pytest.raises(AssertionError, match="its record from another's"):
+        contract.test_a_deleted_artifact_is_gone_and_may_come_back(tier, tmp_path)
 
 
 def test_a_store_that_remembers_a_miss_fails(tmp_path):

@@ -26,6 +26,7 @@ from neuron_store import (
 )
 from neuron_store.policy import CompilePolicy
 from neuron_store.readonly import ReadOnlyStore
+from neuron_store.testing import FaultyFiles
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
 from tests.fakes import FakeCompile, neff, starts, write_entry
@@ -382,6 +383,46 @@ def test_disabled_nothing_is_read_and_nothing_written(tmp_path):
     assert all((path / f"graph_{KEY}.neff").is_file() for path in paths)
     assert not root.exists()
     assert not (tmp_path / "shared").exists()
+
+
+@pytest.mark.parametrize("fleet", [False, True])
+def test_disabled_what_is_there_is_neither_read_nor_touched(tmp_path, fleet):
+    """Pitfall 37: no file call below either tier, though both could answer at once."""
+    roots = [tmp_path / "root", tmp_path / "shared"]
+    tiers = [LocalStore(roots[0]), PosixStore(roots[1])]
+    cached = FakeCompile(KEY, str(tmp_path / "before"), payload=b"cached")
+    path = CompileCoordinator(TieredStore(tiers)).get_or_compile(cached.job())
+    TieredStore(tiers).promote(KEY)
+    assert tiers[1].find(KEY) is not None
+    before = [tree(root) for root in roots]
+    policy = CompilePolicy(disabled=True, promote=True, fleet_lease=fleet)
+    asked = TieredStore([LocalStore(roots[0]), PosixStore(roots[1])])
+    job = FakeCompile(KEY, str(tmp_path / "log"), payload=b"fresh").job()
+    with FaultyFiles(roots[0]) as local_calls, FaultyFiles(roots[1]) as shared_calls:
+        fresh = CompileCoordinator(asked, policy).get_or_compile(job)
+    assert local_calls.calls == []
+    assert shared_calls.calls == []
+    assert (fresh / f"graph_{KEY}.neff").read_bytes() == neff(b"fresh")
+    assert [tree(root) for root in roots] == before
+    assert (path / f"graph_{KEY}.neff").read_bytes() == neff(b"cached")
+    # The same calls with the cache on are counted: the counting works.
+    with FaultyFiles(roots[0]) as local_calls:
+        assert CompileCoordinator(asked, CompilePolicy()).get_or_compile(job) == path
+    assert local_calls.calls
+
+
+def tree(root):
+    """All that a read or a write would change, and what is in the files."""
+    return {
+        path: (
+            found.st_mtime_ns,
+            found.st_ctime_ns,
+            found.st_ino,
+            path.is_file() and path.read_bytes(),
+        )
+        for path in sorted([root, *root.rglob("*")])
+        for found in [path.lstat()]
+    }
 
 
 def test_disabled_and_require_hit_contradict_each_other(local, monkeypatch):

@@ -18,6 +18,7 @@ import attrs
 import pytest
 
 from neuron_store.abc import ArtifactStore, Publication
+from neuron_store.artifact import Signature
 from neuron_store.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
@@ -107,11 +108,13 @@ class ArtifactStoreContract(LeaseContract):
             compiler_version="1.2",
             components={"graph": "abc", "level": 3, "flags": ["-O1"]},
             host={"cpu": "znver3"},
+            signatures=(Signature("0" * 32, "c2lnbmF0dXJl", "test"),),
         )
         assert store.publish(artifact, source) is Publication.CREATED
         found = store.find(KEY)
         assert found is not None
         assert attrs.evolve(found, files=artifact.files) == artifact
+        assert found.signatures == artifact.signatures, "what vouches for it was lost"
         assert {f.name: f.sha256 for f in found.files} == {
             name: hashlib.sha256(data).hexdigest() for name, data in SMALL.items()
         }
@@ -184,11 +187,16 @@ class ArtifactStoreContract(LeaseContract):
     ) -> None:
         artifact, source = make_source(tmp_path / "source", KEY, SMALL)
         store.publish(artifact, source)
+        first = store.find(KEY)
         assert store.delete(KEY) is True
         assert store.find(KEY) is None
         assert list(store.keys()) == []
         assert store.delete(KEY) is False
         assert store.publish(artifact, source) is Publication.CREATED
+        second = store.find(KEY)
+        assert first is not None
+        assert second is not None
+        assert first.write_id != second.write_id, "a writer cannot tell its record from another's"
         assert store.verify(KEY).size == artifact.size
 
     def test_a_source_that_is_not_what_the_record_says_is_refused(

@@ -71,7 +71,7 @@ _GROWING = frozenset({"create", "write", "copy_file_range", "sendfile", "fsync",
 class FileFault:
     """What happens to one call."""
 
-    at: int
+    at: int = attrs.field()
     """The number of the call, from 1, among those below the directory."""
     error: int = errno.EIO
     done: bool = False
@@ -82,6 +82,11 @@ class FileFault:
     """Later calls that need room fail too: the disk stays full."""
     kill: bool = False
     """SIGKILL before the call (after it, with `done`); only ever in a child of the test's."""
+
+    @at.validator
+    def _can_come(self, _attribute: object, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"at={value}: calls are counted from 1, so it would never come")
 
     def __str__(self) -> str:
         if self.kill:

@@ -45,19 +45,29 @@ KINDS = {
 class Fault:
     """What goes wrong with one call."""
 
-    kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
+    kind: str = attrs.field()
     """`raise`: a `TierError`, nothing done. `delay`: `seconds` late. `lose reply`: done, and a
     `TierError` all the same. `tear`: the write says it worked, and what is read of it from then on
     is cut short, until the key is published again. `hide`: what was written is found and listed
     only after `calls` more look-ups. `stale`: the listing is the one before."""
     operation: str = attrs.field(default="*")
     """`find`, `open_file`, `publish`, `keys` or `delete`; `*`: any that the kind can befall."""
-    at: int = 1
+    at: int = attrs.field(default=1)
     """At which call of the operation, from 1 (with `*`: of all)."""
     lasting: bool = False
     """At every later call too: the tier is down, and stays so."""
     seconds: float = 0.05
     calls: int = 3
+
+    @kind.validator
+    def _is_known(self, _attribute: object, value: str) -> None:
+        if value not in KINDS:
+            raise ValueError(f"no fault of kind {value!r}; one of {', '.join(KINDS)}")
+
+    @at.validator
+    def _can_come(self, _attribute: object, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"at={value}: calls are counted from 1, so it would never come")
 
     @operation.validator
     def _can_befall(self, _attribute: object, value: str) -> None:
@@ -93,7 +103,7 @@ class FaultyStore(ArtifactStore):
         """The operations so far."""
         self.injected: list[str] = []
         """What went wrong so far: kind and operation."""
-        self._rate, self._kinds = rate, tuple(kinds)
+        self._rate, self._kinds = rate, tuple(Fault(kind).kind for kind in kinds)
         self._random = random.Random(seed)  # noqa: S311  (repeatable on purpose)
         self._guard = threading.Lock()
         self._torn: set[str] = set()

@@ -9,8 +9,9 @@ An operation is two functions, so a new one is a line:
     KEYS = Operation("keys", lambda store, bench: list(store.keys()), PUBLISH.act)
 
 What is judged after each point, whatever the operation was: nothing torn is seen; what was told to
-be there is there; nothing half-made is visible; the key can be published, deleted and published
-again; only errors of `neuron_store.errors` came out; a source that was not taken over is untouched.
+be there is there; what is there was not called absent because a call failed; nothing half-made is
+visible; the key can be published, deleted and published again; only errors of `neuron_store.errors`
+came out; a source that was not taken over is untouched.
 """
 
 from __future__ import annotations
@@ -23,28 +24,33 @@ import shutil
 import threading
 import time
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from neuron_store import steps
-from neuron_store.abc import Publication
-from neuron_store.errors import ArtifactCorrupt, LeaseHeld, NeuronStoreError, TierError
+from neuron_store.errors import (
+    ArtifactNotFound,
+    LeaseHeld,
+    TierError,
+)
+from neuron_store.testing._judging import ABSENT, Interrupted, judge
 from neuron_store.testing.faulty_files import FaultyFiles, FileFault, faults_for
 from neuron_store.testing.killing import run_killed_at
 from neuron_store.testing.samples import make_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
-    from neuron_store.abc import ArtifactStore
+    from neuron_store.abc import ArtifactStore, Publication
     from neuron_store.artifact import Artifact
 
 __all__ = [
     "COLLECT",
     "DELETE",
     "FETCH",
+    "FIND",
     "GET",
     "HOW",
     "LEASE",
@@ -66,10 +72,6 @@ _TTL = 0.5
 _PATIENCE = 30.0
 HOW = ("kill", "raise", "interrupt")
 """What can befall a process at a step: SIGKILL, an error, Ctrl-C."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Stands for Ctrl-C: no `Exception`, so only clean-up code sees it pass."""
 
 
 @attrs.frozen
@@ -132,6 +134,16 @@ PUBLISH_OTHER = Operation(
     lambda store, bench: bench.publish(store),
     lambda store, bench: store.publish(*bench.other),
 )
+
+
+def _find(store: ArtifactStore, bench: Bench) -> Artifact:
+    found = store.find(bench.key)
+    if found is None:
+        raise ArtifactNotFound(bench.key, store.location)
+    return found
+
+
+FIND = Operation("find", _find, lambda store, bench: bench.publish(store))
 FETCH = Operation(
     "fetch",
     lambda store, bench: store.fetch(bench.key, bench.into),
@@ -176,7 +188,7 @@ def _collect(store: ArtifactStore, _bench: Bench) -> None:
 
 LEASE = Operation("lease", _lease, after=_free_again)
 COLLECT = Operation("collect", _collect, lambda store, bench: bench.publish(store))
-OPERATIONS = (PUBLISH, PUBLISH_CONSUMING, PUBLISH_AGAIN, PUBLISH_OTHER, FETCH, DELETE)
+OPERATIONS = (PUBLISH, PUBLISH_CONSUMING, PUBLISH_AGAIN, PUBLISH_OTHER, FIND, FETCH, DELETE)
 """What every tier is put through; `GET` too where there is a local side, `LEASE` and `COLLECT`
 where the tier has them."""
 
@@ -236,7 +248,8 @@ def inject_files(
                 outcome = _outcome(operation, store, bench)
         report.points += bool(files.injected)
         report.survived += not isinstance(outcome, BaseException)
-        wrong = _judge(operation, open_at, root, bench, outcome)
+        absent = fault.error in ABSENT and not fault.short
+        wrong = judge(operation, open_at, root, bench, outcome, absent=absent)
         if not (fault.lasting or fault.kill):
             wrong += [f"left behind: {name}" for name in leftovers(root)]
         report.failures += [
@@ -279,7 +292,7 @@ def inject_steps(
             if step not in report.places:
                 report.places.append(step)
             report.survived += not isinstance(outcome, BaseException)
-            wrong = _judge(operation, open_at, root, bench, outcome)
+            wrong = judge(operation, open_at, root, bench, outcome)
             report.failures += [f"{kind} at {step} ({at}): {each} [{outcome!r}]" for each in wrong]
             shutil.rmtree(workspace / str(number), ignore_errors=True)
     if len(report.places) == 1:
@@ -353,94 +366,3 @@ def _killed(
     if ended.error is not None:
         return ended.step or "?", AssertionError(ended.error)
     return ended.step, Interrupted("killed")
-
-
-def _judge(
-    operation: Operation,
-    open_at: Callable[[Path], ArtifactStore],
-    root: Path,
-    bench: Bench,
-    outcome: object,
-) -> list[str]:
-    """The promises that were broken, in words."""
-    wrong = []
-    if isinstance(outcome, BaseException) and not isinstance(
-        outcome, (NeuronStoreError, Interrupted)
-    ):
-        wrong.append(f"a foreign error escaped: {outcome!r}")
-    # A process that is killed while it holds the source cannot give it back.
-    source_left = not operation.consumes or bench.source.exists()
-    if source_left and _tree(bench.source) != dict(bench.contents):
-        wrong.append(f"the source was touched: {sorted(_tree(bench.source))}")
-    try:
-        with open_at(root) as store:
-            wrong += filter(None, [operation.after(store, bench)])
-            wrong += _judge_tier(store, bench, outcome, operation, source_left=source_left)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the key is stuck)
-        wrong.append(f"the key is stuck: {error!r}")
-    return wrong
-
-
-def _judge_tier(
-    store: ArtifactStore,
-    bench: Bench,
-    outcome: object,
-    operation: Operation,
-    *,
-    source_left: bool,
-) -> list[str]:
-    wrong = []
-    found, fine = None, {Publication.CREATED}
-    try:
-        found = store.find(bench.key)
-    except ArtifactCorrupt as error:
-        fine = {Publication.REPAIRED}
-        if not operation.damaged or isinstance(outcome, Publication):
-            wrong.append(f"something torn is visible: {error}")
-    if isinstance(outcome, Publication) and found is None:
-        wrong.append(f"{outcome.name} was lost")
-    if isinstance(outcome, Path) and _tree(outcome, hidden=False) != dict(bench.contents):
-        wrong.append("get gave something else")
-    if outcome is True and found is not None:
-        wrong.append("delete said True, and the artifact is there")
-    killed = isinstance(outcome, Interrupted) and outcome.args == ("killed",)
-    if found is None and not source_left and not killed:
-        wrong.append("the source is gone, and nothing is in the tier")
-    if found is not None:
-        into = bench.place / "judged"
-        into.mkdir()
-        store.fetch(bench.key, into)
-        whole = [dict(bench.contents), {**bench.contents, "graph.hlo": b"other"}]
-        if _tree(into) not in whole:
-            wrong.append("a torn artifact was fetched")
-    if found is None and bench.key in list(store.keys()):
-        wrong.append("a key is listed that is not there")
-    return wrong + _judge_next_life(store, bench, fine, found=found is not None)
-
-
-def _judge_next_life(
-    store: ArtifactStore, bench: Bench, fine: set[Publication], *, found: bool
-) -> list[str]:
-    """The key must go through a whole life again, whatever lies in its way."""
-    wrong = []
-    artifact, source = make_source(bench.place / "again", bench.key, bench.contents)
-    answer = store.publish(artifact, source)
-    if found:
-        fine = {Publication.PRESENT, Publication.CONFLICT}
-    if answer not in fine:
-        wrong.append(f"the next publish answered {answer.name}")
-    store.verify(bench.key)
-    if not store.delete(bench.key) or store.find(bench.key) is not None:
-        wrong.append("it cannot be deleted")
-    if store.publish(artifact, source) is not Publication.CREATED:
-        wrong.append("it cannot be published again")
-    store.verify(bench.key)
-    return wrong
-
-
-def _tree(directory: Path, *, hidden: bool = True) -> dict[str, Any]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file() and (hidden or not path.name.startswith("."))
-    }

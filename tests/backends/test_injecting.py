@@ -10,14 +10,17 @@ import attrs
 import pytest
 
 from neuron_store import TieredStore
+from neuron_store.errors import ArtifactNotFound, TierError
 from neuron_store.testing import (
     COLLECT,
     DELETE,
     FETCH,
+    FIND,
     GET,
     LEASE,
     OPERATIONS,
     PUBLISH,
+    FileFault,
     Injected,
     Operation,
     faults_for,
@@ -47,6 +50,9 @@ def damage(store, bench):
 REPAIR = attrs.evolve(PUBLISH, name="repair", begin=damage, damaged=True)
 DELETE_DAMAGED = attrs.evolve(DELETE, name="delete damaged", begin=damage, damaged=True)
 RENAMING = (*OPERATIONS, REPAIR, DELETE_DAMAGED)
+# A look-up is one read, and has no steps.
+ON_OBJECTS = [operation for operation in OPERATIONS if operation is not FIND]
+STEPPED = [operation for operation in RENAMING if operation is not FIND]
 TIERS = {"local": LocalStore, "posix": PosixStore}
 
 
@@ -86,7 +92,7 @@ def test_no_call_that_stays_full_or_loses_its_reply_breaks_a_promise(operation, 
 # A publish that finds another's artifact has one step.
 @pytest.mark.filterwarnings("ignore:.* has one step:UserWarning")
 @pytest.mark.parametrize("tier", [pytest.param("local", marks=pytest.mark.slow), "posix"])
-@pytest.mark.parametrize("operation", RENAMING, ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", STEPPED, ids=lambda o: o.name)
 def test_nothing_at_any_step_of_a_rename_tier_breaks_a_promise(tier, operation, tmp_path):
     checked(inject_steps(operation, TIERS[tier], tmp_path), least=3)
 
@@ -121,7 +127,7 @@ def test_no_failing_call_of_a_get_through_two_tiers_breaks_a_promise(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("operation", [*OPERATIONS, LEASE, COLLECT], ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", [*ON_OBJECTS, LEASE, COLLECT], ids=lambda o: o.name)
 def test_nothing_at_any_step_of_s3_breaks_a_promise(operation, s3_place, tmp_path):
     def open_at(root: Path) -> S3Store:
         place = f"{s3_place.bucket}/{root.parent.name}"
@@ -155,6 +161,48 @@ def test_a_tier_that_breaks_its_promises_is_caught(tmp_path):
     assert any("foreign error" in failure for failure in report.failures)
     assert any("stuck" in failure for failure in report.failures)
     assert str(report).count("\n") == len(report.failures)
+
+
+class ErrorsAreMisses(PosixStore):
+    """Breaks the first promise of all."""
+
+    def find(self, key):
+        try:
+            return super().find(key)
+        except OSError:
+            return None
+
+    def fetch(self, key, into):
+        try:
+            return super().fetch(key, into)
+        except TierError as error:
+            raise ArtifactNotFound(key, self.location) from error
+
+    def delete(self, key):
+        try:
+            return super().delete(key)
+        except TierError:
+            return False
+
+
+@pytest.mark.parametrize("operation", [FIND, FETCH, DELETE], ids=lambda o: o.name)
+def test_a_tier_that_takes_an_error_for_a_miss_is_caught(operation, tmp_path):
+    report = inject_files(operation, ErrorsAreMisses, tmp_path)
+    assert report.failures
+    assert all("taken for a miss" in failure for failure in report.failures)
+
+
+def test_a_step_that_fails_is_no_miss_either(tmp_path):
+    report = inject_steps(FETCH, ErrorsAreMisses, tmp_path, how=["raise"])
+    assert len(report.failures) == report.points > 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR])
+def test_a_file_system_that_says_not_there_may_be_believed(code, tmp_path):
+    def absent(calls):
+        return [FileFault(at, code) for at, (call, _) in enumerate(calls, 1) if call == "open"]
+
+    checked(inject_files(FIND, ErrorsAreMisses, tmp_path, faults=absent), least=1)
 
 
 def test_a_fetch_is_injected_at_its_reads(tmp_path):

@@ -27,6 +27,7 @@ from neuron_store import (
     TierError,
 )
 from neuron_store.artifact import RECORD_NAME, Artifact, dump_record
+from neuron_store.errors import LockTimeout
 from neuron_store.neuron_layout import list_files
 from neuron_store.registry import open_tier
 from neuron_store.testing import make_source
@@ -54,6 +55,11 @@ def stack_entry(root: Path, key: str = KEY, **facts) -> Path:
     entry.mkdir(parents=True)
     write_entry(entry, key, **facts)
     return entry
+
+
+def _note(pid: int, host: str | None = None) -> bytes:
+    text = f"pid: {pid}\nprocess_name: elsewhere\ncmdline: []\ntimestamp: 1.0\n"
+    return (text + (f"host: {host}\n" if host else "")).encode()
 
 
 def quarantined(store) -> list[str]:
@@ -586,16 +592,56 @@ class TestLocks:
         assert os.stat(f"{note}.lock").st_ino == inode
 
     def test_a_note_of_another_host_or_a_dead_pid_breaks_no_lock(self, tmp_path):
-        """Pitfall 8: pids are never judged."""
+        """Pitfall 8: a live holder keeps its lock whatever pid the note says, and no other has it.
+
+        The pids are those that another host's, another boot's or another container's note would
+        show here: dead, somebody else's, out of range, our own.
+        """
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        notes = {
+            "a dead pid": _note(gone.pid),
+            "a dead pid of another host": _note(gone.pid, "node-b"),
+            "another user's process": _note(1),
+            "another container's first process": _note(1, "pod-7"),
+            "a pid that was taken again after a boot": _note(os.getpid()),
+            "a pid that this kernel never gives": _note(2**31 - 1),
+            "garbage": b"\xff\0garbage",
+            "nothing": b"",
+        }
         store = LocalStore(tmp_path / "tier")
         note = store.root / f".{KEY}.compilation_metadata"
-        store.root.mkdir()
-        note.write_text("pid: 1\nprocess_name: elsewhere\ncmdline: []\nhost: node-b\n")
-        holder = store.lock(KEY, 1).holder()
-        assert (holder.pid, holder.host) == (1, "node-b")
-        note.write_bytes(b"\xff\0garbage")
-        assert store.lock(KEY, 1).holder() is None
-        assert store.lock(KEY, 1).try_acquire()
+        context = multiprocessing.get_context("fork")
+        held = context.Event()
+
+        def hold():
+            store.lock(KEY, 5).acquire()
+            held.set()
+            time.sleep(600)
+
+        child = context.Process(target=hold)
+        child.start()
+        try:
+            assert held.wait(20)
+            assert store.lock(KEY, 1).holder().pid == child.pid
+            for what, text in notes.items():
+                note.write_bytes(text)
+                assert not store.lock(KEY, 1).try_acquire(), f"{what} freed a lock that is held"
+                with pytest.raises(LockTimeout):
+                    store.lock(KEY, 0.05).acquire()
+                assert note.read_bytes() == text, f"{what} was taken away"
+            note.write_bytes(notes["a dead pid of another host"])
+            with pytest.raises(LockTimeout, match=f"pid {gone.pid}"):
+                store.lock(KEY, 0.05).acquire()
+        finally:
+            child.kill()
+            child.join(20)
+        # Now nobody holds it: no note keeps anybody out, not even that of a process that lives.
+        for what, text in notes.items():
+            note.write_bytes(text)
+            lock = store.lock(KEY, 1)
+            assert lock.try_acquire(), f"{what} kept a lock that is free"
+            lock.release()
 
     def test_the_lock_of_a_killed_process_is_free_at_once(self, tmp_path):
         store = LocalStore(tmp_path / "tier")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -51,6 +53,14 @@ def test_seeds_are_valid_input(home):
         for name in ("record", "manifest", "ledger", "hlo", "jobs", "byte_size", "duration"):
             for data in BY_NAME[name].seeds():
                 assert run_one(BY_NAME[name], data, home, logged).startswith("value"), (name, data)
+
+
+def test_every_target_has_a_corpus_and_a_row_in_the_docs_and_no_other_has_one():
+    text = (HERE.parents[1] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .* \| [\d,]+ \|$", text, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert told == set(BY_NAME)
+    assert {folder.name for folder in (HERE / "corpus").iterdir()} == set(BY_NAME)
 
 
 def test_the_corpus_is_small_and_of_known_targets():

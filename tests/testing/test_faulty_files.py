@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import multiprocessing
 import os
 
 import pytest
 
-from neuron_store import CompileCoordinator, Publication, TieredStore, TierError
+from neuron_store import CompileCoordinator, CompileJob, Publication, TieredStore, TierError
 from neuron_store.testing import FaultyFiles, FileFault, make_source, race_publishers
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.posix import PosixStore
-from tests.fakes import FakeCompile
+from tests.fakes import FakeCompile, neff, starts
 
 KEY = "7" * 32
 FILES = {"f": b"bytes"}
@@ -54,6 +55,12 @@ def test_a_full_disk_stays_full_and_can_be_emptied(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_fault_that_would_never_come_is_refused(at):
+    with pytest.raises(ValueError, match=f"at={at}: calls are counted from 1"):
+        FileFault(at)
+
+
 def test_a_short_write_takes_one_byte(tmp_path):
     descriptor = os.open(tmp_path / "f", os.O_CREAT | os.O_WRONLY)
     with FaultyFiles(tmp_path, FileFault(1, short=True)):
@@ -90,8 +97,6 @@ def test_the_loser_that_cannot_see_the_winner_answers_all_the_same(tmp_path):
 
 def publish_elsewhere(root, source):
     """By a process without the faults of this one."""
-    import multiprocessing
-
     process = multiprocessing.get_context("spawn").Process(
         target=publish_there, args=(str(root), source)
     )
@@ -126,6 +131,44 @@ def test_with_locks_that_exclude_nobody_the_data_stays_right(tmp_path):
         assert len(race.winners) == 1, race
         assert set(race.answers) == {"CREATED", "CONFLICT"}
     assert sorted(LocalStore(tmp_path / "tier").keys()) == keys
+
+
+def test_with_locks_that_exclude_nobody_two_coordinators_only_double_the_work(tmp_path):
+    """Pitfall 29: both compile at the same time, and both have one whole artifact."""
+    root, log = tmp_path / "tier", str(tmp_path / "log")
+    context = multiprocessing.get_context("fork")
+    both_compile, told = context.Barrier(2), context.Queue()
+
+    def rank(payload):
+        compile_ = FakeCompile(KEY, log, payload=payload)
+
+        def compile_beside_the_other(workdir):
+            # Were one kept out by the lock, the other would wait here in vain.
+            both_compile.wait(60)
+            compile_(workdir)
+
+        with FaultyFiles(root, flock_excludes=False):
+            coordinator = CompileCoordinator(TieredStore([LocalStore(root)]))
+            told.put(coordinator.get_or_compile(CompileJob(KEY, compile_beside_the_other)))
+
+    payloads = [b"one" * 5000, b"two" * 5000]
+    ranks = [context.Process(target=rank, args=(payload,)) for payload in payloads]
+    for process in ranks:
+        process.start()
+    try:
+        paths = {told.get(timeout=90) for _ in ranks}
+        for process in ranks:
+            process.join(30)
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert paths == {root / KEY}
+    assert len(starts(log)) == 2, "doubled, and no more than that"
+    assert (root / KEY / f"graph_{KEY}.neff").read_bytes() in [neff(each) for each in payloads]
+    assert LocalStore(root).verify(KEY).has_digests
+    assert list(LocalStore(root).keys()) == [KEY]
+    assert os.listdir(root / ".staging") == []
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EBUSY])

@@ -92,9 +92,18 @@ def test_the_same_seed_gives_the_same_faults(source):
     assert run(3) == run(3) != run(4)
 
 
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="kind"):
+def test_an_unknown_kind_is_refused(inner):
+    with pytest.raises(ValueError, match="kind") as caught:
         Fault("explode")
+    assert str(caught.value).count("lose reply") == 1, "each kind is named once"
+    with pytest.raises(ValueError, match="kind"):
+        FaultyStore(inner, rate=0.5, kinds=("explode",))
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_fault_that_would_never_come_is_refused(at):
+    with pytest.raises(ValueError, match=f"at={at}: calls are counted from 1"):
+        Fault("raise", at=at)
 
 
 @pytest.mark.parametrize("seed", range(20))
