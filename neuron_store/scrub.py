@@ -222,6 +222,13 @@ class Scrub:
                     refused.append(str(error))
                     _log.info("no copy of %s from %s: %s", key, other.location, error)
                     continue
+                # Bytes that the damaged record names are as much our own as they were.
+                origin: str | None = other.location
+                if damaged is not None and same_statement(damaged, artifact):
+                    origin = damaged.fetched_from
+                if tier is not self._store.local:
+                    origin = None
+                artifact = attrs.evolve(artifact, fetched_from=origin)
                 step("scrub.copied")
                 tier.set_aside(key)
                 step("scrub.aside")

@@ -67,6 +67,24 @@ def scrub(store, tiers=None, *, keys=(KEY,), progress=None, repair=True, pace=No
     return {(s.tier, s.key): s for found in run.run(2) for s in found}
 
 
+def test_what_a_repair_brings_to_the_local_tier_is_no_work_of_this_node(local, tmp_path):
+    """Unless the damaged record names the very same bytes: a signing key would vouch for it."""
+    shared = PosixStore(tmp_path / "shared")
+    store = TieredStore([local, shared])
+    store.promote(KEY)
+    damage(local)
+    assert scrub(store, [local])[local.name, KEY].outcome == "repaired"
+    assert local.find(KEY).fetched_from is None
+    shared.delete(KEY)
+    shared.publish(*make_source(tmp_path / "others", KEY, {"graph.bin": b"others"}))
+    damage(local)
+    assert scrub(store, [local])[local.name, KEY].outcome == "repaired"
+    assert local.find(KEY).fetched_from == shared.location
+    damage(shared)
+    assert scrub(store, [shared])[shared.name, KEY].outcome == "repaired"
+    assert shared.find(KEY).fetched_from is None
+
+
 @pytest.mark.parametrize("how", ["rot", "short", "gone"])
 def test_a_damaged_shared_entry_is_replaced_from_the_local_tier(local, shared, how):
     """Pitfall 27: the index says hit, the payload is gone. Pitfall 34: torn, and never repaired."""
