@@ -10,6 +10,7 @@ import time
 import pytest
 
 from neuron_store import ArtifactCorrupt, ConfigError, Publication, TieredStore
+from neuron_store.artifact import RECORD_NAME
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.scrub import Pace, Scrub, by_key
 from neuron_store.scrub_progress import ScrubProgress
@@ -205,6 +206,58 @@ def test_a_read_only_tier_is_reported_and_left_alone(local, tmp_path):
     found = scrub(store)
     assert "read-only" in found[shared.name, KEY].detail
     assert (shared.root / KEY).is_dir()
+
+
+def age(directory, seconds=25 * 3600):
+    then = time.time() - seconds
+    for path in [*directory.rglob("*"), directory]:
+        os.utime(path, (then, then))
+
+
+class TestLostRecord:
+    @pytest.fixture
+    def lost(self, local, tmp_path):
+        shared = PosixStore(tmp_path / "shared")
+        TieredStore([local, shared]).promote(KEY)
+        (shared.root / KEY / RECORD_NAME).unlink()
+        return shared
+
+    def test_is_damage_in_a_shared_tier_and_is_repaired(self, local, lost):
+        age(lost.root / KEY)
+        assert list(lost.damaged()) == [KEY]
+        assert list(lost.keys()) == []
+        store = TieredStore([local, lost])
+        assert "missing" in scrub(store, repair=False)[lost.name, KEY].detail
+        assert scrub(store)[lost.name, KEY].outcome == "repaired"
+        assert list(lost.keys()) == [KEY]
+
+    def test_is_none_while_somebody_may_be_filling_it(self, local, lost):
+        """The Neuron stack, pointed at the share itself; NFS, hiding the record for a while."""
+        age(lost.root / KEY)
+        os.utime(lost.root / KEY / "graph.bin")
+        assert list(lost.damaged()) == []
+        assert scrub(TieredStore([local, lost]))[lost.name, KEY].outcome == "missing"
+        assert (lost.root / KEY / "graph.bin").exists()
+
+    @pytest.mark.parametrize("what", ["empty", "link", "file"])
+    def test_is_none_where_no_payload_is(self, lost, what):
+        path = lost.root / KEY
+        if what == "empty":
+            (path / "graph.bin").unlink()
+            (path / "small").unlink()
+        else:
+            path.rename(lost.root / "elsewhere")
+            age(lost.root / "elsewhere")
+            path.symlink_to("elsewhere") if what == "link" else path.write_text("x")
+        age(path)
+        assert list(lost.damaged()) == []
+
+    def test_in_the_local_tier_it_may_be_a_compile_of_the_neuron_stack(self, local, lost):
+        (local.root / KEY / RECORD_NAME).unlink()
+        age(local.root / KEY)
+        assert list(local.damaged()) == []
+        assert scrub(TieredStore([local, lost]))[local.name, KEY].outcome == "missing"
+        assert (local.root / KEY / "graph.bin").exists()
 
 
 class TestSignatures:

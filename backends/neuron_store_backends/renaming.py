@@ -214,7 +214,7 @@ class RenamingStore(ArtifactStore):
         try:
             artifact = super().verify(key)
         except ArtifactNotFound:
-            if fault := foreign_fault(Path(self._root, key), key):
+            if fault := self._fault(key):
                 raise ArtifactCorrupt(key, self.location, fault) from None
             raise
         with self._trouble("verify", key):
@@ -239,7 +239,7 @@ class RenamingStore(ArtifactStore):
             try:
                 if self.find(name) is not None:
                     yield name, True
-                elif foreign_fault(Path(self._root, name), name) is not None:
+                elif self._fault(name) is not None:
                     yield name, False
             except ArtifactCorrupt:
                 yield name, False
@@ -250,6 +250,10 @@ class RenamingStore(ArtifactStore):
                 if isinstance(cause, OSError) and cause.errno not in {errno.EACCES, errno.EPERM}:
                     raise
                 yield name, False
+
+    def _fault(self, key: str) -> str | None:
+        """Why a directory that holds no artifact is a damaged one; None: it never was one."""
+        return foreign_fault(Path(self._root, key), key)
 
     # -- writing --------------------------------------------------------------------------------
 
