@@ -185,12 +185,16 @@ def _within(
     pool: ThreadPoolExecutor,
     done: Callable[[Fetched], None],
 ) -> list[str]:
+    # A local record names the tier that it came from.
+    shared = store.shared if isinstance(store, TieredStore) else ()
+    origin = max((tier.location for tier in shared), key=len, default=None)
+
     def size(key: str) -> int | None:
         try:
             artifact = store.find(key)
         except NeuronStoreError:
             return None
-        return None if artifact is None else _on_disk(artifact)
+        return None if artifact is None else _on_disk(artifact, origin)
 
     left, chosen = budget, []
     for key, found in zip(keys, pool.map(size, keys), strict=True):
@@ -217,10 +221,12 @@ def _bring(store: ArtifactStore, key: str) -> Fetched:
     return Fetched(key, "fetched", _bytes_below(path)) if fetched else Fetched(key, "waited")
 
 
-def _on_disk(artifact: Artifact) -> int:
-    """Bytes that the artifact takes with its record."""
+def _on_disk(artifact: Artifact, origin: str | None) -> int:
+    """Bytes that the artifact takes with its record, which names where it came from."""
     files = tuple(attrs.evolve(f, sha256=f.sha256 or "0" * 64) for f in artifact.files)
-    return artifact.size + len(dump_record(attrs.evolve(artifact, files=files)))
+    return artifact.size + len(
+        dump_record(attrs.evolve(artifact, files=files, fetched_from=origin))
+    )
 
 
 def _bytes_below(path: Path) -> int:

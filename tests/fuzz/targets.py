@@ -301,6 +301,9 @@ _CREDENTIAL = re.compile(
 )
 
 
+_CONTAINER = re.compile(rb"(?i)\A(\s*abfss?://)[^/:?#@\s]*@")
+
+
 def _has_credential(data: bytes) -> bool:
     """Whether a URL's user information, or an option called as secrets are, has the secret.
 
@@ -312,7 +315,10 @@ def _has_credential(data: bytes) -> bool:
 
 def _url_has_credential(data: bytes) -> bool:
     # A bare path is a name, whatever it looks like.
-    return not data.strip().startswith((b"/", b"~")) and _has_credential(data)
+    if data.strip().startswith((b"/", b"~")):
+        return False
+    # abfs://container@account: without a colon it is a name, too.
+    return _has_credential(_CONTAINER.sub(rb"\1", data))
 
 
 _URLS = [
