@@ -137,6 +137,8 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
             text = text[: found.start()]
         return _with_options("posix", text, options)
     scheme = match[1].lower()
+    if len(scheme) > 64:
+        raise ConfigError(f"tier URL with a scheme of {len(scheme)} characters; write s3://address")
     try:
         parts = urlsplit(text)
         query = dict(

@@ -78,9 +78,9 @@ def _promote(value: Any, what: str) -> str:
 
 
 def _verify(value: Any, what: str) -> str:
-    if value not in {"always", "first", "size"}:
-        raise ConfigError(f"{what}={value!r} is none of 'always', 'first' and 'size'")
-    return str(value)
+    if not isinstance(value, str) or value not in {"always", "first", "size"}:
+        raise ConfigError(f"{what}={shown(value)} is none of 'always', 'first' and 'size'")
+    return value
 
 
 def _words(value: Any, what: str) -> tuple[str, ...]:
