@@ -22,7 +22,6 @@ from neuron_store import (
     TieredStore,
     open_store,
     save_cache,
-    steps,
 )
 from neuron_store.artifact import RECORD_NAME, Signature, dump_record, load_record
 from neuron_store.errors import MissingExtra
@@ -548,14 +547,7 @@ class TestPromote:
         store = node(tmp_path, "build", shared, signer=keys["build"])
         for last in ("endorse.claim", "endorse.write", "endorse.rename"):
             # By name: a claim that was left is waited out in as many steps as it takes.
-            pid = os.fork()
-            if not pid:
-                steps.set_hook(
-                    lambda name, last=last: os.kill(os.getpid(), 9) if name == last else None
-                )
-                store.promote(KEY)
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 9, last
+            assert run_killed_at(lambda: store.promote(KEY), 1, name=last).step == last
         assert store.promote(KEY) == {shared.name: Publication.PRESENT}
         assert len(shared.find(KEY).signatures) == 1
 

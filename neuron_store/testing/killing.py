@@ -29,11 +29,13 @@ class KilledAt:
     """What it raised, when it was not killed."""
 
 
-def _child(action: Callable[[], object], number: int, report: Any) -> None:
+def _child(action: Callable[[], object], number: int, wanted: str | None, report: Any) -> None:
     seen = 0
 
     def hook(name: str) -> None:
         nonlocal seen
+        if wanted is not None and name != wanted:
+            return
         seen += 1
         if seen == number:
             report.send(("killed", name))
@@ -48,14 +50,26 @@ def _child(action: Callable[[], object], number: int, report: Any) -> None:
         report.send(("done", None))
 
 
-def run_killed_at(action: Callable[[], object], number: int, *, method: str = "fork") -> KilledAt:
+def run_killed_at(
+    action: Callable[[], object],
+    number: int,
+    *,
+    name: str | None = None,
+    method: str = "fork",
+) -> KilledAt:
     """Run `action` in a child that gets SIGKILL right before its `number`-th step (from 1).
 
     A whole operation is covered by counting up until `KilledAt.step` is None.
+
+    Args:
+        action: what to run.
+        number: of the step.
+        name: only steps of that name are counted: those of a heartbeat come when they come.
+        method: how the child is started.
     """
     context = multiprocessing.get_context(method)
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(action, number, there), daemon=True)  # type: ignore[attr-defined]  # every context has it
+    child = context.Process(target=_child, args=(action, number, name, there), daemon=True)  # type: ignore[attr-defined]  # every context has it
     child.start()
     there.close()
     try:
