@@ -47,7 +47,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "told"), BAD, ids=[str(o) for o, _ in BAD])
+@pytest.mark.parametrize(
+    ("options", "told"), BAD, ids=[str(o).partition(" object at ")[0] for o, _ in BAD]
+)
 def test_an_option_that_cannot_be_used_is_named_with_its_remedy(options, told):
     with pytest.raises(ConfigError, match=told):
         BackendOptions.parse(options)
