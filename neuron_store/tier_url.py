@@ -29,6 +29,7 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 _KEY_TEXT = re.compile(r"(?:ed25519:)?[A-Za-z0-9+/]{40,}={0,2}\s*")
+_BREAKS = frozenset("\t\r\n")
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
 
@@ -137,8 +138,7 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
             text = text[: found.start()]
         return _with_options("posix", text, options)
     scheme = match[1].lower()
-    if len(scheme) > 64:
-        raise ConfigError(f"tier URL with a scheme of {len(scheme)} characters; write s3://address")
+    _require_plain(scheme, text)
     try:
         parts = urlsplit(text)
         query = dict(
@@ -166,6 +166,14 @@ def parse_tier_url(text: str, extra: Mapping[str, str] | None = None) -> TierURL
     elif not address.isprintable():
         raise ConfigError(f"tier URL with scheme {scheme!r} has characters that cannot be shown")
     return _with_options(scheme, address, {**query, **(extra or {})})
+
+
+def _require_plain(scheme: str, text: str) -> None:
+    if len(scheme) > 64:
+        raise ConfigError(f"tier URL with a scheme of {len(scheme)} characters; write s3://address")
+    if not _BREAKS.isdisjoint(text):
+        # Python's parser would leave them out, and so name another place.
+        raise ConfigError(f"tier URL with scheme {scheme!r} has a tab or a line break in it")
 
 
 def _with_options(scheme: str, address: str, options: Mapping[str, str]) -> TierURL:

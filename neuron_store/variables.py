@@ -294,7 +294,8 @@ class Sources:
                 data = file.read(_LARGEST_FILE + 1)
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{CONFIG_VARIABLE}={shown(path)}: {reason}") from error
+            # Without the cause, which repeats a name of any length.
+            raise ConfigError(f"{CONFIG_VARIABLE}={shown(path)}: {reason}") from None
         if len(data) > _LARGEST_FILE:
             raise ConfigError(
                 f"{CONFIG_VARIABLE}={shown(path)} has more than {_LARGEST_FILE} bytes; "

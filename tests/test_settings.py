@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,12 @@ def test_an_unusable_file_is_named_with_its_fault(tmp_path, text, told):
     assert "hush" not in str(caught.value)
 
 
+def test_a_files_name_of_any_length_is_told_in_short(tmp_path):
+    with pytest.raises(ConfigError, match="too long") as caught:
+        load_settings({**HOME, "NEURON_STORE_CONFIG": "/" + "[" * 20_000})
+    assert len("".join(traceback.format_exception(caught.value))) < 10_000
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match="absent"):
         load_settings({**HOME, "NEURON_STORE_CONFIG": str(tmp_path / "absent")})
@@ -331,6 +338,8 @@ class TestTierUrls:
             "s3:/b?token=hush",
             "s3://b/\x1b[2J",
             "a" * 9000 + "9://[",
+            "posix:///mnt/ca\nche",
+            "s3://b/\tp",
         ],
     )
     def test_what_is_no_address_is_refused(self, text):
