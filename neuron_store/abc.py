@@ -319,7 +319,7 @@ class ArtifactStore(abc.ABC):
             raise ArtifactNotFound(key, self.location)
         files = []
         for file in artifact.files:
-            with self.open_file(key, file.name) as stream, self._told("fetch", key):
+            with self.open_file(key, file.name) as stream, self._trouble("fetch", key):
                 files.append(copy_stream(stream, into, file, key=key, location=self.location))
         return attrs.evolve(artifact, files=tuple(files))
 
@@ -374,7 +374,7 @@ class ArtifactStore(abc.ABC):
             raise ArtifactNotFound(key, self.location)
         files = []
         for file in artifact.files:
-            with self.open_file(key, file.name) as stream, self._told("verify", key):
+            with self.open_file(key, file.name) as stream, self._trouble("verify", key):
                 size, digest = digest_stream(stream)
             if size != file.size or (file.sha256 or digest) != digest:
                 raise ArtifactCorrupt(
@@ -387,16 +387,20 @@ class ArtifactStore(abc.ABC):
         return attrs.evolve(artifact, files=tuple(files))
 
     @contextlib.contextmanager
-    def _told(self, operation: str, key: str) -> Iterator[None]:
-        """What the system says while bytes pass, as the tier's own error."""
+    def _trouble(self, operation: str, key: str | None = None) -> Iterator[None]:
+        """Let only our own errors escape."""
         try:
             yield
         except NeuronStoreError:
             raise
         except OSError as error:
-            raise TierError(
-                self.location, operation, str(error), key=key, code=error.errno
-            ) from error
+            reason = self._reason(error, operation)
+            raise TierError(self.location, operation, reason, key=key, code=error.errno) from error
+
+    def _reason(self, error: OSError, operation: str) -> str:
+        """What the system's error means here, in words."""
+        del operation
+        return str(error)
 
     def path_of(self, key: str) -> Path | None:
         """The artifact's own directory where the tier is one, so that a hit copies nothing.

@@ -136,8 +136,8 @@ class ScrubProgress:
             path = os.path.abspath(os.path.expanduser(self.path))
             try:
                 if _is_at(self._descriptor, path):
-                    if self._unfinished():
-                        self._words = self._unfinished()
+                    self._words = self._unfinished()
+                    if self._words:
                         os.close(_exchange(path, self._text()))
                     else:
                         os.unlink(path)

@@ -26,7 +26,7 @@ import attrs
 from neuron_store.artifact import MAX_SIGNATURES, Signature
 from neuron_store.errors import ArtifactUntrusted, ConfigError, InvalidArtifact, MissingExtra
 from neuron_store.streams import create_file, open_regular, write_all
-from neuron_store.tier_url import is_key_text, shown
+from neuron_store.tier_url import require_file_name, shown
 
 if TYPE_CHECKING:
     from neuron_store.artifact import Artifact
@@ -186,10 +186,7 @@ class Signer:
             load_pem_private_key,
         )
 
-        if is_key_text(os.fspath(path)):
-            raise ConfigError(
-                f"{what} holds a key itself; write it to a file of mode 0600, and name that file"
-            )
+        require_file_name(os.fspath(path), what=what)
         place = f"{what}={os.fspath(path)}"
         data = _read_private(os.path.expanduser(path), place)
         try:

@@ -14,7 +14,7 @@ from neuron_store.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["TierURL", "is_key_text", "parse_bool", "parse_tier_url", "shown"]
+__all__ = ["TierURL", "parse_bool", "parse_tier_url", "require_file_name", "shown"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BARE_OPTIONS = re.compile(r"\?((?:read_only|name)=[^?]*)\Z")
@@ -49,7 +49,19 @@ def shown(value: object, limit: int = 200) -> str:
     return f"a {type(value).__name__}"
 
 
-def is_key_text(text: str) -> bool:
+def require_file_name(text: str, *, what: str) -> None:
+    """Refuse a key in the place of its file's name, without repeating it.
+
+    Raises:
+        ConfigError: it is one; `what` names the setting or option.
+    """
+    if _is_key_text(text):
+        raise ConfigError(
+            f"{what} holds a key itself; write it to a file of mode 0600, and name that file"
+        )
+
+
+def _is_key_text(text: str) -> bool:
     """Whether a text that should name a key's file is a key itself, PEM or bare base64."""
     if "PRIVATE KEY" in text or "\n" in text:
         return True

@@ -147,12 +147,7 @@ class TieredStore(ArtifactStore):
         return self.local.fetch(key, into)
 
     def verify(self, key: str) -> Artifact:
-        def ask(tier: ArtifactStore) -> Artifact | None:
-            # What is told has the digests that were computed; judged is what the record says.
-            shared = tier is not self.local
-            return _verify_or_none(self.trust.reader(tier) if shared else tier, key)
-
-        found = self._first(key, "verify", ask)
+        found = self._first(key, "verify", lambda tier: _verify_or_none(tier, key))
         if found is None:
             raise ArtifactNotFound(key, self.location)
         return found[1]
@@ -282,12 +277,6 @@ class TieredStore(ArtifactStore):
             return tier.fetch(key, place)
         return tier.fetch_accepted(key, place, self.trust.gate(tier.location))
 
-    def _asked(self, tier: ArtifactStore, ask: Callable[[ArtifactStore], _T]) -> _T:
-        value = ask(tier)
-        if isinstance(value, Artifact):
-            self.trust.accept(value, tier.location)
-        return value
-
     def _word_of(
         self, tier: ArtifactStore, error: ArtifactCorrupt | ArtifactUntrusted | TierError
     ) -> TierAnswer:
@@ -316,7 +305,7 @@ class TieredStore(ArtifactStore):
                     value = health.run(
                         operation,
                         key,
-                        functools.partial(self._asked, tier, ask),
+                        functools.partial(ask, self.trust.reader(tier)),
                         seconds=self._deadline,
                     )
             except (ArtifactCorrupt, ArtifactUntrusted, TierError) as error:

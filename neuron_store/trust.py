@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from neuron_store.artifact import Artifact
     from neuron_store.variables import Sources
 
-__all__ = ["TrustPolicy", "TrustingReader", "Verdict", "load_signer", "require_signed"]
+__all__ = [
+    "TrustPolicy",
+    "TrustingReader",
+    "Verdict",
+    "load_signer",
+    "require_signed",
+    "require_vouched",
+]
 
 _log = logging.getLogger(__name__)
 

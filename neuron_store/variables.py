@@ -14,7 +14,7 @@ import attrs
 
 from neuron_store.abc import check_ttl
 from neuron_store.errors import ConfigError
-from neuron_store.tier_url import is_key_text, parse_bool, shown
+from neuron_store.tier_url import parse_bool, require_file_name, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,10 +64,7 @@ def _text(value: Any, what: str) -> str:
 
 def _key_file(value: Any, what: str) -> str:
     text = _text(value, what)
-    if is_key_text(text):
-        raise ConfigError(
-            f"{what} holds a key itself; write it to a file of mode 0600, and name that file"
-        )
+    require_file_name(text, what=what)
     return text
 
 

@@ -16,12 +16,14 @@ import uuid
 import attrs
 
 from neuron_store.abc import MAX_LEASE_TTL, MIN_LEASE_TTL
+from neuron_store.errors import LeaseHeld
 
 __all__ = [
     "ABANDONED",
     "MAX_LEASE_BYTES",
     "LeaseRecord",
     "dump_lease",
+    "lease_held",
     "lease_name",
     "load_lease",
     "read_name",
@@ -69,6 +71,14 @@ class LeaseRecord:
     def renewed(self) -> LeaseRecord:
         """The version after this one."""
         return attrs.evolve(self, counter=self.counter + 1)
+
+
+def lease_held(key: str, location: str, theirs: LeaseRecord | None, *, renewed: bool) -> LeaseHeld:
+    """The error for whoever finds a lease taken; None: its record cannot be read, or is gone."""
+    if theirs is None:
+        return LeaseHeld(key, location, "an unknown process", renewed=renewed)
+    pid, host, ttl = f"pid {theirs.pid}", theirs.host, theirs.ttl
+    return LeaseHeld(key, location, pid, host=host, renewed=renewed, ttl=ttl)
 
 
 def dump_lease(record: LeaseRecord) -> bytes:

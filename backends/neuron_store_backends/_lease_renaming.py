@@ -24,17 +24,18 @@ import attrs
 
 from neuron_store.abc import Lease, check_ttl
 from neuron_store.artifact import check_key
-from neuron_store.errors import LeaseHeld
 from neuron_store.own_directory import make_own
 from neuron_store.steps import step
 from neuron_store.streams import create_file
 from neuron_store_backends._heartbeat import HeldLease, Watch, own_clock
-from neuron_store_backends._lease_record import LeaseRecord, lease_name, read_name
+from neuron_store_backends._lease_record import LeaseRecord, lease_held, lease_name, read_name
 from neuron_store_backends._modes import level_container, make_container
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+
+    from neuron_store.errors import LeaseHeld
 
 __all__ = ["LEASES", "DirectoryLeases"]
 
@@ -161,11 +162,9 @@ class DirectoryLeases:
         return HeldLease(claim, self._root, key, record.ttl, since)
 
     def _held(self, key: str, seen: _Seen | None) -> LeaseHeld:
-        renewed = self._watch.renewed(key)
-        for _, theirs in seen.leases if seen is not None else ():
-            pid, host = f"pid {theirs.pid}", theirs.host
-            return LeaseHeld(key, self._root, pid, host=host, renewed=renewed, ttl=theirs.ttl)
-        return LeaseHeld(key, self._root, "an unknown process", renewed=renewed)
+        leases = seen.leases if seen is not None else []
+        theirs = leases[0][1] if leases else None
+        return lease_held(key, self._root, theirs, renewed=self._watch.renewed(key))
 
 
 @attrs.define

@@ -27,6 +27,7 @@ from neuron_store_backends._lease_record import (
     MAX_LEASE_BYTES,
     LeaseRecord,
     dump_lease,
+    lease_held,
     load_lease,
 )
 from neuron_store_backends._trouble import Changed, Exists
@@ -113,11 +114,8 @@ class ObjectLeases:
 
     def _held(self, key: str, blob: Blob | None) -> LeaseHeld:
         theirs = load_lease(blob.data) if blob is not None else None
-        holder = "an unknown process" if theirs is None else f"pid {theirs.pid}"
-        host = None if theirs is None else theirs.host
         renewed = self._watch.renewed(key)
-        ttl = 0.0 if theirs is None else theirs.ttl
-        return LeaseHeld(key, self._objects.location, holder, host=host, renewed=renewed, ttl=ttl)
+        return lease_held(key, self._objects.location, theirs, renewed=renewed)
 
     def _require_honest(self) -> None:
         """Refuse a store whose conditions mean nothing: every node would hold every lease."""

@@ -15,7 +15,6 @@ import os
 import stat
 import time
 import uuid
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
@@ -491,21 +490,8 @@ class RenamingStore(ArtifactStore):
         with self._trouble("probe"):
             return probe(self, self._root)
 
-    @contextmanager
-    def _trouble(self, operation: str, key: str | None = None) -> Iterator[None]:
-        """Let only our own errors escape."""
-        try:
-            yield
-        except NeuronStoreError:
-            raise
-        except OSError as error:
-            raise TierError(
-                self.location,
-                operation,
-                _remedy(error, reading=operation in _READING),
-                key=key,
-                code=error.errno,
-            ) from error
+    def _reason(self, error: OSError, operation: str) -> str:
+        return _remedy(error, reading=operation in _READING)
 
 
 def _freed(path: str) -> int:
