@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "BUNDLE",
     "MAX_RECORD_BYTES",
     "RECORD_NAME",
     "RECORD_VERSION",
@@ -45,6 +46,10 @@ RECORD_VERSION = 1
 ENCODED_VERSION = 2
 """Of a record that says in which form a file is stored. Older releases would look for the file
 itself, and call it lost; so they must refuse the record, and it alone."""
+BUNDLE = "bundle"
+"""The encoding of files that lie in one object, one after the other."""
+_BUNDLE_NAME = ".neuron_store.bundle"
+"""Of that object; no file of an artifact can have it."""
 MAX_RECORD_BYTES = 16 << 20
 """A larger record is refused unread: it comes from a shared tier and would fill the memory."""
 MAX_FILES = 10_000
@@ -114,11 +119,12 @@ class StoredForm:
     """The bytes that stand for a file in one tier, where they are not the file's own."""
 
     encoding: str
-    """How they were made: `zstd`, one frame. Readers refuse what they do not know."""
+    """How they were made: `zstd`, one frame; `bundle`, the bytes of all files that have this form,
+    in the record's order. Readers refuse what they do not know."""
     size: int
     """Bytes there."""
     sha256: str
-    """Hex, of the bytes there."""
+    """Hex, of the bytes there; for a bundle, of its files' digests (32 bytes each, in order)."""
 
 
 @attrs.frozen
@@ -136,9 +142,12 @@ class ArtifactFile:
 
     @property
     def at_rest(self) -> ArtifactFile:
-        """What lies in the tier: the same name, size and digest of the bytes there."""
+        """What lies in the tier: the object's name, and size and digest of its stored form."""
         form = self.stored
-        return self if form is None else ArtifactFile(self.name, form.size, form.sha256)
+        if form is None:
+            return self
+        name = _BUNDLE_NAME if form.encoding == BUNDLE else self.name
+        return ArtifactFile(name, form.size, form.sha256)
 
 
 @attrs.frozen
@@ -189,7 +198,7 @@ class Artifact:
     @property
     def stored_size(self) -> int:
         """Bytes that all files together take in the tier that the record is of."""
-        return sum(f.at_rest.size for f in self.files)
+        return sum(lies.size for lies in {f.at_rest for f in self.files})
 
     def without_forms(self) -> Artifact:
         """The same artifact, freed of what holds for one tier only."""

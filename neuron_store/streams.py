@@ -133,7 +133,7 @@ def paced(pace: Callable[[int], object] | None) -> Iterator[None]:
 
 def digest_stream(stream: BinaryIO, limit: int | None = None) -> tuple[int, str]:
     """Bytes and sha256 (hex) of a stream; stops one chunk past `limit`."""
-    buffer = memoryview(bytearray(CHUNK))
+    buffer = memoryview(bytearray(CHUNK if limit is None else min(CHUNK, limit + 1)))
     digest, size = hashlib.sha256(), 0
     pace = _pace.get()
     while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every binary stream has it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -14,16 +15,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 import fsspec.asyn
 
 from neuron_store.errors import NeuronStoreError, TierError
-from neuron_store.streams import copy_stream
 from neuron_store_backends._async_reader import ObjectReader
 from neuron_store_backends._attempts import Attempts
-from neuron_store_backends._objects import Blob, Objects, Stored
+from neuron_store_backends._objects import Blob, Objects, Parcel, Stored
+from neuron_store_backends._parcels import read_parcel, receive_parcel
 from neuron_store_backends._pieces import Pieces
 from neuron_store_backends._streaming import IN_FLIGHT, checked_pieces
-from neuron_store_backends._trouble import Changed, Kind, Missing, Vanished
+from neuron_store_backends._trouble import Changed, Kind, Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
@@ -139,48 +140,49 @@ class AsyncObjects(Objects):
     # -- files ----------------------------------------------------------------------------------
 
     def open(
-        self, path: str, size: int, *, key: str, budget: threading.Semaphore | None = None
+        self,
+        path: str,
+        size: int,
+        *,
+        key: str,
+        start: int | None = None,
+        budget: threading.Semaphore | None = None,
     ) -> BinaryIO:
-        return cast("BinaryIO", ObjectReader(self, path, size, key=key, budget=budget))
+        reader = ObjectReader(self, path, size, key=key, start=start, budget=budget)
+        return cast("BinaryIO", reader)
 
-    def receive(
-        self, targets: Sequence[tuple[str, ArtifactFile]], into: Path, *, key: str
-    ) -> Sequence[ArtifactFile]:
+    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> list[ArtifactFile]:
         budget = threading.Semaphore(IN_FLIGHT)
 
-        def one(target: tuple[str, ArtifactFile]) -> ArtifactFile:
-            path, file = target
-            try:
-                with self.open(path, file.size, key=key, budget=budget) as stream:
-                    return copy_stream(stream, into, file, key=key, location=self.location)
-            except (Missing, Vanished) as error:
-                raise Missing(path) from error
+        def one(parcel: Parcel) -> list[ArtifactFile]:
+            stream = functools.partial(self.open, parcel.path, parcel.size, key=key, budget=budget)
+            return receive_parcel(stream, parcel, into, key=key, location=self.location)
 
-        if not targets:
+        if not parcels:
             return []
         # More threads than pieces would only wait for each other. Large ones first, so that the
         # last to arrive is not the longest.
-        order = sorted(targets, key=lambda target: -target[1].size)
-        with ThreadPoolExecutor(min(IN_FLIGHT, len(targets))) as pool:
-            done = {file.name: file for file in pool.map(one, order)}
-        return [done[file.name] for _, file in targets]
+        order = sorted(parcels, key=lambda parcel: -parcel.size)
+        with ThreadPoolExecutor(min(IN_FLIGHT, len(parcels))) as pool:
+            return [file for files in pool.map(one, order) for file in files]
 
-    def send(self, targets: Sequence[tuple[str, ArtifactFile]], source: Path, *, key: str) -> None:
-        if targets:
+    def send(self, parcels: Sequence[Parcel], source: Path, *, key: str) -> None:
+        if parcels:
             self.handle()
-            self._wait(self._upload_all(targets, source, key))
+            self._wait(self._upload_all(parcels, source, key))
 
-    async def _upload_all(
-        self, targets: Sequence[tuple[str, ArtifactFile]], source: Path, key: str
-    ) -> None:
+    async def _upload_all(self, parcels: Sequence[Parcel], source: Path, key: str) -> None:
         budget, slots = asyncio.Semaphore(IN_FLIGHT), asyncio.Semaphore(IN_FLIGHT)
 
-        async def one(path: str, file: ArtifactFile) -> None:
+        async def one(parcel: Parcel) -> None:
+            def read(length: int) -> Iterator[bytes]:
+                if parcel.is_bundle:
+                    yield bytes(read_parcel(source, parcel, key)[0])
+                else:
+                    yield from checked_pieces(source, parcel.files[0], key, length)
+
             async def once(fs: Any) -> None:
-                pieces = Pieces(
-                    file.size, lambda length: checked_pieces(source, file, key, length), budget
-                )
-                await self._upload(fs, path, pieces)
+                await self._upload(fs, parcel.path, Pieces(parcel.size, read, budget))
 
             # Parts have their own tries and deadlines; the whole may take as long as it is large.
             async with slots:
@@ -191,8 +193,8 @@ class AsyncObjects(Objects):
 
         try:
             async with asyncio.TaskGroup() as group:
-                for path, file in targets:
-                    group.create_task(one(path, file))
+                for parcel in parcels:
+                    group.create_task(one(parcel))
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
             raise first from first.__cause__

@@ -29,6 +29,7 @@ class ObjectReader(io.RawIOBase):
         path: its full path.
         size: bytes by the record; no more than that is asked for.
         key: for messages.
+        start: from where it is wanted, in bytes; None: from its beginning.
         budget: bounds the pieces in memory over several readers; None: a few of its own.
 
     Raises:
@@ -43,6 +44,7 @@ class ObjectReader(io.RawIOBase):
         size: int,
         *,
         key: str,
+        start: int | None = None,
         budget: threading.Semaphore | None = None,
     ) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class ObjectReader(io.RawIOBase):
         self._size = size
         self._key = key
         self._budget = budget or threading.Semaphore(4)
-        self._asked = 0
+        self._asked = start or 0
         self._ahead: deque[tuple[int, Future[bytes]]] = deque()
         self._piece = memoryview(b"")
         self._holding = self._ended = self._begun = False

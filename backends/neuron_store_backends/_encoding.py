@@ -11,6 +11,7 @@ import importlib
 import io
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from neuron_store.artifact import BUNDLE
 from neuron_store.errors import ArtifactCorrupt, MissingExtra, TierError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def require_decoder(file: ArtifactFile, *, key: str, location: str) -> None:
     Raises:
         TierError: the encoding is unknown, or its module is not installed.
     """
-    if file.stored is None:
+    if file.stored is None or file.stored.encoding == BUNDLE:
         return
     if file.stored.encoding != ZSTD:
         reason = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import attrs
 
+from neuron_store.artifact import BUNDLE
 from neuron_store.errors import NeuronStoreError, TierError
 from neuron_store_backends._attempts import Attempts
 from neuron_store_backends._options import Times
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from neuron_store.artifact import ArtifactFile
 
 T = TypeVar("T")
-__all__ = ["PIECE", "Blob", "Objects", "Stored", "Unfinished"]
+__all__ = ["PIECE", "Blob", "Objects", "Parcel", "Stored", "Unfinished"]
 
 PIECE = 8 << 20
 """Bytes of one part or range. S3 demands 5 MiB; more only costs memory."""
@@ -51,6 +52,36 @@ class Stored:
     size: int
     modified: float | None
     """Unix seconds by the store's clock."""
+
+
+@attrs.frozen
+class Parcel:
+    """An object of an artifact's payload."""
+
+    path: str
+    files: tuple[ArtifactFile, ...]
+    """What is in it, one after the other; more than one, or one alone of a bundle: `is_bundle`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object."""
+        return self.files[0].at_rest.size
+
+    def span(self, file: ArtifactFile) -> tuple[int, int]:
+        """Where the bytes of a file of a bundle begin and end."""
+        start = sum(f.size for f in self.files[: self.files.index(file)])
+        return start, start + file.size
+
+    @property
+    def is_bundle(self) -> bool:
+        """Whether it holds small files together; it fits one piece then."""
+        form = self.files[0].stored
+        return form is not None and form.encoding == BUNDLE
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether its bytes are not those of its files."""
+        return self.files[0].stored is not None and not self.is_bundle
 
 
 @attrs.frozen
@@ -119,13 +150,14 @@ class Objects(abc.ABC):
         """Remove an object."""
 
     @abc.abstractmethod
-    def open(self, path: str, size: int, *, key: str) -> BinaryIO:
+    def open(self, path: str, size: int, *, key: str, start: int | None = None) -> BinaryIO:
         """An object as a stream, which the caller closes.
 
         Args:
             path: its full path.
             size: bytes by the record; no more than that is asked for.
             key: for messages.
+            start: a part is wanted, from there up to `size`, in bytes; None: all of it.
 
         Raises:
             Missing: there is no such object.
@@ -133,12 +165,10 @@ class Objects(abc.ABC):
         """
 
     @abc.abstractmethod
-    def receive(
-        self, targets: Sequence[tuple[str, ArtifactFile]], into: Path, *, key: str
-    ) -> Sequence[ArtifactFile]:
-        """Write each object to its file's name below `into`, sizes and digests checked.
+    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> list[ArtifactFile]:
+        """Write each object's files below `into`, sizes and digests checked.
 
-        Returns the files in the same order, once no thread writes any more.
+        Returns the files, in any order, once no thread writes any more.
 
         Raises:
             Missing: there is no such object; `path` says which.
@@ -148,8 +178,8 @@ class Objects(abc.ABC):
         """
 
     @abc.abstractmethod
-    def send(self, targets: Sequence[tuple[str, ArtifactFile]], source: Path, *, key: str) -> None:
-        """Upload each file of `source` to its path, unconditionally, several at a time.
+    def send(self, parcels: Sequence[Parcel], source: Path, *, key: str) -> None:
+        """Upload each object, made of files of `source`, unconditionally, several at a time.
 
         Nothing is visible of an object before its last byte was taken and its digest was right.
         Files that were complete stay; of others nothing stays behind.

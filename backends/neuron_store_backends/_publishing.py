@@ -24,18 +24,18 @@ from neuron_store.errors import (
 )
 from neuron_store.signing import merge_signatures, same_statement
 from neuron_store.steps import step
-from neuron_store.streams import digest_stream
 from neuron_store_backends._honesty import require_create, require_replace
+from neuron_store_backends._objects import Parcel
 from neuron_store_backends._packing import Packing
+from neuron_store_backends._parcels import bundled
 from neuron_store_backends._streaming import digest_source, open_source, read_source
 from neuron_store_backends._sweeping import wait_for_sweep
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from neuron_store.artifact import ArtifactFile
     from neuron_store_backends._objects import Blob, Stored
     from neuron_store_backends.conditional import ConditionalStore
 
@@ -123,20 +123,16 @@ class Publishing:
 
     def _pack(self) -> None:
         """Choose the form in which each file is stored. Only who writes a record need know."""
-        if self.store.compress is None:
-            return
-        files = (
-            f if f.name in self.inline else self.packing.packed(f) for f in self.artifact.files
-        )
+        afar = [f for f in self.artifact.files if f.name not in self.inline]
+        if self.store.compress is not None:
+            afar = [self.packing.packed(f) for f in afar]
+        forms = {f.name: f.stored for f in bundled(afar)}
+        files = (attrs.evolve(f, stored=forms.get(f.name)) for f in self.artifact.files)
         self.artifact = attrs.evolve(self.artifact, files=tuple(files))
 
     @property
-    def _payload(self) -> Mapping[str, ArtifactFile]:
-        return {
-            self.store.payload_path(self.key, f): f
-            for f in self.artifact.files
-            if f.name not in self.inline
-        }
+    def _payload(self) -> Mapping[str, Parcel]:
+        return {parcel.path: parcel for parcel in self.store.parcels(self.artifact, self.inline)}
 
     def _record(self) -> bytes:
         data = dump_record(self.artifact, self.inline)
@@ -181,19 +177,19 @@ class Publishing:
             path
             for path, stored in found.items()
             if path in wanted
-            and stored.size == wanted[path].at_rest.size
+            and stored.size == wanted[path].size
             and stored.modified is not None
             and now - stored.modified < self.store.grace / 2
             and not marked
         }
-        self._send({path: file for path, file in wanted.items() if path not in fresh})
+        self._send([parcel for path, parcel in wanted.items() if path not in fresh])
         self.uploaded = True
         return not wanted.keys().isdisjoint(found)
 
-    def _send(self, targets: Mapping[str, ArtifactFile]) -> None:
+    def _send(self, parcels: Sequence[Parcel]) -> None:
         step("conditional.upload")
-        plain = [target for target in targets.items() if target[1].stored is None]
-        packed = [(path, f.at_rest) for path, f in targets.items() if f.stored is not None]
+        plain = [parcel for parcel in parcels if not parcel.is_encoded]
+        packed = [Parcel(p.path, (p.files[0].at_rest,)) for p in parcels if p.is_encoded]
         self.objects.send(plain, self.source, key=self.key)
         if packed:
             self.objects.send(packed, self.packing.folder, key=self.key)
@@ -209,11 +205,11 @@ class Publishing:
             return True
         step("conditional.keep")
         found = wait_for_sweep(self.store, self.key)
-        missing = {
-            path: file
-            for path, file in self._payload.items()
-            if path not in found or found[path].size != file.at_rest.size
-        }
+        missing = [
+            parcel
+            for path, parcel in self._payload.items()
+            if path not in found or found[path].size != parcel.size
+        ]
         if missing:
             self._send(missing)
             self._renew()
@@ -262,10 +258,10 @@ class Publishing:
         same = theirs.same_bytes(self.artifact)
         if not damaged:
             answer: Publication | None = Publication.PRESENT if same else Publication.CONFLICT
-        elif all(self._has(f) for f in damaged):
+        elif all(self._has(parcel) for parcel in damaged):
             # The names promise exactly the bytes that we have; nobody can be displaced by them.
             step("conditional.heal")
-            self._send({self.store.payload_path(self.key, f): f for f in damaged})
+            self._send(damaged)
             answer = Publication.REPAIRED
         else:
             if same_statement(theirs, self.artifact):
@@ -278,34 +274,33 @@ class Publishing:
 
     def _damage(
         self, theirs: Artifact, inline: Mapping[str, bytes], found: Mapping[str, Stored]
-    ) -> list[ArtifactFile]:
-        """Files that the record names and that are not there as it says."""
+    ) -> list[Parcel]:
+        """Objects that the record names and that are not there as it says."""
         damaged = []
         marked = self.store.damage_path(self.key) in found
-        for file in theirs.files:
-            if file.name in inline:
-                continue
-            stored = found.get(self.store.payload_path(self.key, file))
-            there = stored is not None and stored.size == file.at_rest.size
-            if not there or (marked and not self._intact(file)):
-                damaged.append(file)
+        for parcel in self.store.parcels(theirs, inline):
+            stored = found.get(parcel.path)
+            there = stored is not None and stored.size == parcel.size
+            if not there or (marked and not self._intact(parcel)):
+                damaged.append(parcel)
         return damaged
 
-    def _has(self, file: ArtifactFile) -> bool:
+    def _has(self, parcel: Parcel) -> bool:
         """Whether we have the very bytes that a record of others names.
 
         Another release of the library may compress to other bytes; both are right.
         """
-        if self.artifact.file(file.name) != file:
+        if any(self.artifact.file(file.name) != file for file in parcel.files):
             return False
-        return file.stored is None or self.packing.packed(file).stored == file.stored
+        file = parcel.files[0]
+        return not parcel.is_encoded or self.packing.packed(file).stored == file.stored
 
-    def _intact(self, file: ArtifactFile) -> bool:
+    def _intact(self, parcel: Parcel) -> bool:
         try:
-            with self.store.open_payload(self.key, file) as stream:
-                return digest_stream(stream) == (file.size, file.sha256)
+            self.store.verify_parcel(self.key, parcel)
         except (Missing, ArtifactCorrupt):
             return False
+        return True
 
     def _displace(self, blob: Blob) -> Publication | None:
         """Replace a damaged record by ours, if it is still the same one."""

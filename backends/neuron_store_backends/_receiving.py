@@ -5,16 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO
 
-from neuron_store.streams import copy_stream
 from neuron_store_backends._encoding import decoded, require_decoder
-from neuron_store_backends._trouble import Missing, Vanished
+from neuron_store_backends._parcels import receive_parcel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
-    from neuron_store_backends._objects import Objects
+    from neuron_store_backends._objects import Objects, Parcel
 
 __all__ = ["open_payload", "receive_payload"]
 
@@ -22,46 +21,48 @@ __all__ = ["open_payload", "receive_payload"]
 _DECODERS = 8
 
 
-def open_payload(objects: Objects, path: str, file: ArtifactFile, *, key: str) -> BinaryIO:
-    """The file's own bytes as a stream, in which damage may be found while it is read.
+def open_payload(objects: Objects, parcel: Parcel, *, key: str) -> BinaryIO:
+    """The bytes of its files as a stream, in which damage may be found while it is read.
 
     Raises:
         Missing: there is no such object.
         TierError: it cannot be read, or not be decoded here.
     """
+    file = parcel.files[0]
     require_decoder(file, key=key, location=objects.location)
-    stream = objects.open(path, file.at_rest.size, key=key)
-    if file.stored is None:
+    stream = objects.open(parcel.path, parcel.size, key=key)
+    if not parcel.is_encoded:
         return stream
     return decoded(stream, file, key=key, location=objects.location)
 
 
 def receive_payload(
-    objects: Objects, targets: Mapping[str, ArtifactFile], into: Path, *, key: str
-) -> Sequence[ArtifactFile]:
-    """`Objects.receive`, and beside it what is decoded on its way; in any order."""
-    plain = [target for target in targets.items() if target[1].stored is None]
-    encoded = [target for target in targets.items() if target[1].stored is not None]
+    objects: Objects, parcels: Sequence[Parcel], into: Path, *, key: str
+) -> list[ArtifactFile]:
+    """`Objects.receive`, and beside it what is decoded on its way."""
+    plain = [parcel for parcel in parcels if not parcel.is_encoded]
+    encoded = [parcel for parcel in parcels if parcel.is_encoded]
     if not encoded:
         return objects.receive(plain, into, key=key)
-    for _, file in encoded:
+    for parcel in encoded:
         # Before anything is asked for: in vain, all of it.
-        require_decoder(file, key=key, location=objects.location)
+        require_decoder(parcel.files[0], key=key, location=objects.location)
 
-    def one(target: tuple[str, ArtifactFile]) -> ArtifactFile:
-        path, file = target
-        try:
-            with open_payload(objects, path, file, key=key) as stream:
-                return copy_stream(stream, into, file, key=key, location=objects.location)
-        except (Missing, Vanished) as error:
-            raise Missing(path) from error
+    def one(parcel: Parcel) -> list[ArtifactFile]:
+        return receive_parcel(
+            lambda: open_payload(objects, parcel, key=key),
+            parcel,
+            into,
+            key=key,
+            location=objects.location,
+        )
 
     # No thread writes any more when the pool is left, whatever failed.
     with ThreadPoolExecutor(min(_DECODERS, len(encoded))) as pool:
-        decoding = [pool.submit(one, target) for target in encoded]
+        decoding = [pool.submit(one, parcel) for parcel in encoded]
         try:
-            received = list(objects.receive(plain, into, key=key))
-            return received + [future.result() for future in decoding]
+            received = objects.receive(plain, into, key=key)
+            return received + [file for future in decoding for file in future.result()]
         finally:
             for future in decoding:
                 future.cancel()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neuron_store.errors import TierError
 from neuron_store_backends._crew import crew
-from neuron_store_backends._objects import PIECE, Blob, Objects, Stored, Unfinished
+from neuron_store_backends._objects import PIECE, Blob, Objects, Parcel, Stored, Unfinished
+from neuron_store_backends._parcels import read_parcel
 from neuron_store_backends._s3_errors import NO_UPLOAD, classify
-from neuron_store_backends._s3_receiving import Incoming, Reader
+from neuron_store_backends._s3_receiving import Incoming, IncomingBundle, Reader
 from neuron_store_backends._streaming import Outgoing
 from neuron_store_backends._trouble import Missing, Trouble
 
@@ -157,50 +158,49 @@ class S3Objects(Objects):
 
     # -- reading --------------------------------------------------------------------------------
 
-    def open(self, path: str, size: int, *, key: str) -> BinaryIO:
-        return cast("BinaryIO", Reader(self, path, size, key))
+    def open(self, path: str, size: int, *, key: str, start: int | None = None) -> BinaryIO:
+        return cast("BinaryIO", Reader(self, path, size, key, start=start))
 
-    def receive(
-        self, targets: Sequence[tuple[str, ArtifactFile]], into: Path, *, key: str
-    ) -> Sequence[ArtifactFile]:
+    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> list[ArtifactFile]:
         # Large ones first, so that the last to arrive is not the longest.
-        order = sorted(targets, key=lambda target: -target[1].size)
-        files = [Incoming(self, path, file, into, key) for path, file in order]
+        order = sorted(parcels, key=lambda parcel: -parcel.size)
+        files: list[Incoming | IncomingBundle] = [
+            IncomingBundle(self, parcel, into, key)
+            if parcel.is_bundle
+            else Incoming(self, parcel.path, parcel.files[0], into, key)
+            for parcel in order
+        ]
         try:
             tasks = [task for file in files for task in file.tasks()]
-            crew().share(tasks, max((min(f.size, PIECE) for _, f in targets), default=0))
-            done = {file.file.name: file.finish() for file in files}
+            crew().share(tasks, max((min(p.size, PIECE) for p in parcels), default=0))
+            return [done for file in files for done in file.finish()]
         finally:
             for file in files:
                 file.close()
-        return [done[file.name] for _, file in targets]
 
     # -- writing --------------------------------------------------------------------------------
 
-    def send(self, targets: Sequence[tuple[str, ArtifactFile]], source: Path, *, key: str) -> None:
-        small = [target for target in targets if target[1].size <= PIECE]
+    def send(self, parcels: Sequence[Parcel], source: Path, *, key: str) -> None:
+        small = [parcel for parcel in parcels if parcel.size <= PIECE]
 
-        def task(path: str, file: ArtifactFile) -> Callable[[], None]:
+        def task(parcel: Parcel) -> Callable[[], None]:
             def put() -> None:
-                with Outgoing(source, file, key) as outgoing:
-                    data = outgoing.piece(0, max(file.size, 1))
-                    digest = outgoing.finish()
-                self._put_payload(path, data, digest, key)
+                data, digest = read_parcel(source, parcel, key)
+                self._put_payload(parcel.path, data, digest, key)
 
             return put
 
-        crew().share(
-            [task(path, file) for path, file in small],
-            max((file.size for _, file in small), default=0),
-        )
-        for path, file in targets:
-            if file.size > PIECE:
-                self._send_in_parts(path, file, source, key)
+        # Large ones first, so that the last to leave is not the longest.
+        order = sorted(small, key=lambda parcel: -parcel.size)
+        crew().share([task(p) for p in order], max((p.size for p in small), default=0))
+        for parcel in parcels:
+            if parcel.size > PIECE:
+                self._send_in_parts(parcel.path, parcel.files[0], source, key)
 
     def _put_payload(
         self,
         path: str,
-        data: bytes,
+        data: bytes | bytearray,
         sha256: str | None,
         key: str,
         part: tuple[str, int] | None = None,

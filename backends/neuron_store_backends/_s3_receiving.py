@@ -15,15 +15,16 @@ from neuron_store.steps import step
 from neuron_store.streams import create_file
 from neuron_store_backends._attempts import Attempts
 from neuron_store_backends._objects import PIECE
+from neuron_store_backends._parcels import receive_parcel
 from neuron_store_backends._streaming import InOrder
 from neuron_store_backends._trouble import Missing, Vanished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
-    from neuron_store_backends._objects import Objects
+    from neuron_store_backends._objects import Objects, Parcel
     from neuron_store_backends._s3_client import Answer, S3Client
 
 __all__ = ["Incoming", "Reader"]
@@ -118,7 +119,7 @@ class Incoming:
             self._key, self._objects.location, f"{self.file.name} has {what} bytes"
         )
 
-    def finish(self) -> ArtifactFile:
+    def finish(self) -> Sequence[ArtifactFile]:
         """The file with its digest; raises `ArtifactCorrupt` when that is not the record's."""
         digest = self._digest.hexdigest()
         if self.file.sha256 is not None and digest != self.file.sha256:
@@ -127,12 +128,45 @@ class Incoming:
                 self._objects.location,
                 f"{self.file.name} has sha256 {digest}, the record says {self.file.sha256}",
             )
-        return attrs.evolve(self.file, sha256=digest)
+        return [attrs.evolve(self.file, sha256=digest)]
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class IncomingBundle:
+    """Small files that are fetched in one stream."""
+
+    def __init__(self, objects: Objects, parcel: Parcel, into: Path, key: str) -> None:
+        self._objects = objects
+        self._parcel = parcel
+        self._into = into
+        self._key = key
+        self._files: Sequence[ArtifactFile] = ()
+
+    def tasks(self) -> list[Callable[[], None]]:
+        """One."""
+        return [self._fetch]
+
+    def _fetch(self) -> None:
+        step("conditional.receive")
+        path, size = self._parcel.path, self._parcel.size
+        self._files = receive_parcel(
+            lambda: self._objects.open(path, size, key=self._key),
+            self._parcel,
+            self._into,
+            key=self._key,
+            location=self._objects.location,
+        )
+
+    def finish(self) -> Sequence[ArtifactFile]:
+        """The files, checked as they came."""
+        return self._files
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:
@@ -145,18 +179,21 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
 class Reader(io.RawIOBase):
     """An object as a stream over one connection; taken up again where it broke."""
 
-    def __init__(self, objects: Objects, path: str, size: int, key: str) -> None:
+    def __init__(
+        self, objects: Objects, path: str, size: int, key: str, *, start: int | None = None
+    ) -> None:
         super().__init__()
         self._objects = objects
         self._path = path
         self._size = size
         self._key = key
-        self._at = 0
+        self._start = self._at = start or 0
+        self._part = start is not None
         self._chunk = memoryview(b"")
         self._answer: Answer | None = None
         self._attempts = self._afresh()
-        self._ended = size == 0
-        if size:
+        self._ended = size == self._at
+        if not self._ended:
             self._next()
 
     def readable(self) -> bool:
@@ -180,7 +217,7 @@ class Reader(io.RawIOBase):
         try:
             data = self._read()
         except Missing:
-            if not self._at:
+            if self._at == self._start:
                 raise
             raise Vanished(
                 self._objects.location, "read", f"{self._path} vanished while read", key=self._key
@@ -197,7 +234,7 @@ class Reader(io.RawIOBase):
         while True:
             try:
                 if self._answer is None:
-                    span = (self._at, self._size) if self._at else None
+                    span = (self._at, self._size) if self._at or self._part else None
                     self._answer = self._objects.handle().get(
                         self._path, end=self._attempts.end, span=span
                     )

@@ -62,7 +62,7 @@ def named_payload(store: ConditionalStore, key: str) -> Collection[str] | None:
     except (InvalidRecord, TierError):
         # Damaged, or a newer release's: what it named may still be wanted.
         return None
-    named = {store.payload_path(key, f) for f in artifact.files if f.name not in inline}
+    named = {parcel.path for parcel in store.parcels(artifact, inline)}
     return {*named, store.damage_path(key)}
 
 

@@ -3,7 +3,8 @@
 Below the tier's prefix:
 
 * `payload/<key>/<sha256>/<file name>`: the files, at names that different bytes can never share.
-  The digest is of the bytes there: where the tier compresses, the record says both.
+  The digest is of the bytes there: where the tier compresses, the record says both. Small files
+  of an artifact that has many lie together (`_parcels`).
 * `index/<key>.json`: the record, created if-absent after the payload. It alone makes an artifact
   visible. Files of a few KiB travel inside it.
 * `payload/<key>/damaged`: a reader's word that a payload had wrong bytes of the right size, which
@@ -41,20 +42,20 @@ from neuron_store.errors import (
     TierError,
 )
 from neuron_store.steps import step
-from neuron_store.streams import copy_stream, digest_stream, empty_directory, require_empty
+from neuron_store.streams import copy_stream, empty_directory, require_empty
 from neuron_store_backends._encoding import require_zstd
+from neuron_store_backends._parcels import digest_parcel, parcels, require_whole_bundles
 from neuron_store_backends._receiving import open_payload, receive_payload
 from neuron_store_backends._trouble import Exists, Missing, Vanished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
     from pathlib import Path
 
     from neuron_store.abc import Lease
-    from neuron_store.artifact import ArtifactFile
     from neuron_store.collector import Collector
     from neuron_store_backends._leasing import ObjectLeases
-    from neuron_store_backends._objects import Blob, Objects
+    from neuron_store_backends._objects import Blob, Objects, Parcel
 
 __all__ = ["GRACE", "ConditionalStore"]
 
@@ -129,9 +130,10 @@ class ConditionalStore(ArtifactStore):
         """The folder of the files of `key`, whoever wrote them."""
         return f"{self.objects.root}/payload/{key}"
 
-    def payload_path(self, key: str, file: ArtifactFile) -> str:
-        """Where a file is that does not travel in the record."""
-        return f"{self.payload_root(key)}/{file.at_rest.sha256}/{file.name}"
+    def parcels(self, artifact: Artifact, inline: Container[str]) -> list[Parcel]:
+        """The objects of the files that do not travel in the record."""
+        afar = [f for f in artifact.files if f.name not in inline]
+        return parcels(self.payload_root(artifact.key), afar)
 
     def sweep_path(self, key: str) -> str:
         """Where somebody says that payload is being swept."""
@@ -159,10 +161,14 @@ class ConditionalStore(ArtifactStore):
                 raise ArtifactNotFound(key, f"{self.location} (it has no file {name!r})")
             if name in inline:
                 return io.BytesIO(inline[name])
+            parcel = next(p for p in self.parcels(artifact, inline) if file in p.files)
             try:
-                return self.open_payload(key, file)
+                if parcel.is_bundle:
+                    start, stop = parcel.span(file)
+                    return self.objects.open(parcel.path, stop, key=key, start=start)
+                return open_payload(self.objects, parcel, key=key)
             except Missing as error:
-                self._require_gone(artifact, file, error)
+                self._require_gone(artifact, parcel, error)
         raise ArtifactNotFound(key, self.location)
 
     def fetch(self, key: str, into: Path) -> Artifact:
@@ -210,7 +216,7 @@ class ConditionalStore(ArtifactStore):
     def _fetch(self, artifact: Artifact, inline: Mapping[str, bytes], into: Path) -> Artifact:
         step("fetch.copy")
         key = artifact.key
-        afar = {self.payload_path(key, f): f for f in artifact.files if f.name not in inline}
+        afar = self.parcels(artifact, inline)
         done = {
             f.name: copy_stream(
                 io.BytesIO(inline[f.name]), into, f, key=key, location=self.location
@@ -222,7 +228,8 @@ class ConditionalStore(ArtifactStore):
             received = receive_payload(self.objects, afar, into, key=key)
         except Missing as error:
             try:
-                self._require_gone(artifact, afar[error.args[0]], error)
+                lost = next(parcel for parcel in afar if parcel.path == error.args[0])
+                self._require_gone(artifact, lost, error)
             except ArtifactCorrupt as corrupt:
                 raise _Lost(corrupt) from error
             raise _Exchanged from error
@@ -247,22 +254,13 @@ class ConditionalStore(ArtifactStore):
         raise ArtifactNotFound(key, self.location)
 
     def _verify(self, artifact: Artifact, inline: Mapping[str, bytes]) -> None:
-        for file in artifact.files:
-            if file.name in inline:
-                continue  # checked when the record was parsed
+        # What is in line was checked when the record was parsed.
+        for parcel in self.parcels(artifact, inline):
             try:
-                with self.open_payload(artifact.key, file) as stream:
-                    size, digest = digest_stream(stream)
+                self.verify_parcel(artifact.key, parcel)
             except (Missing, Vanished) as error:
-                self._require_gone(artifact, file, error)
+                self._require_gone(artifact, parcel, error)
                 raise _Exchanged from error
-            if (size, digest) != (file.size, file.sha256):
-                raise ArtifactCorrupt(
-                    artifact.key,
-                    self.location,
-                    f"{file.name} has {size} bytes, sha256 {digest}; "
-                    f"the record says {file.size}, {file.sha256}",
-                )
 
     def path_of(self, key: str) -> Path | None:
         return super().path_of(check_key(key))
@@ -274,12 +272,16 @@ class ConditionalStore(ArtifactStore):
             if name.endswith(".json") and is_key(name.removesuffix(".json")):
                 yield name.removesuffix(".json")
 
-    def open_payload(self, key: str, file: ArtifactFile) -> BinaryIO:
-        """A file that does not travel in the record, streamed; raises the internal `Missing`.
+    def verify_parcel(self, key: str, parcel: Parcel) -> None:
+        """Check the digests of what does not travel in the record.
 
-        What is read from it may be found damaged.
+        Raises:
+            ArtifactCorrupt: it has other bytes.
+            Missing, Vanished: it is not there (any more).
+            TierError: it cannot be read.
         """
-        return open_payload(self.objects, self.payload_path(key, file), file, key=key)
+        with open_payload(self.objects, parcel, key=key) as stream:
+            digest_parcel(stream, parcel, key=key, location=self.location)
 
     def _record(self, key: str) -> tuple[Artifact, Mapping[str, bytes]] | None:
         blob = self.objects.peek(self.index_path(key), MAX_RECORD_BYTES, key=key)
@@ -299,6 +301,8 @@ class ConditionalStore(ArtifactStore):
         """
         try:
             artifact, inline = load_record(blob.data, key=key, source=self.location)
+            afar = (f for f in artifact.files if f.name not in inline)
+            require_whole_bundles(afar, self.location)
         except InvalidRecord as error:
             if error.newer:
                 raise TierError(self.location, "read", error.reason, key=key) from error
@@ -311,7 +315,7 @@ class ConditionalStore(ArtifactStore):
                 raise InvalidRecord(f"in-line {file.name} has other bytes", source=self.location)
         return artifact, inline
 
-    def _require_gone(self, artifact: Artifact, file: ArtifactFile, cause: Exception) -> None:
+    def _require_gone(self, artifact: Artifact, parcel: Parcel, cause: Exception) -> None:
         """Payload is not there: fine when its record is not there either, or is another by now.
 
         Raises:
@@ -319,7 +323,8 @@ class ConditionalStore(ArtifactStore):
         """
         now = self._record(artifact.key)
         if now is not None and now[0].write_id == artifact.write_id:
-            reason = f"{file.name} is named and not there"
+            names = ", ".join(f.name for f in parcel.files[:3])
+            reason = f"{names} is named and not there"
             raise ArtifactCorrupt(artifact.key, self.location, reason) from cause
 
     def _note_damage(self, key: str) -> None:
