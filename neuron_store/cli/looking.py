@@ -195,14 +195,21 @@ def _compared(session: Session, seen: _Seen, first: Artifact | None) -> _Seen:
 
 def _forms(artifact: Artifact) -> list[str]:
     """How a tier stores the files that it does not store as they are."""
+    from neuron_store.artifact import BUNDLE  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.byte_sizes import human_bytes  # noqa: PLC0415  (`--help` needs none)
 
-    return [
+    told = [
         f"{file.name} stored as {file.stored.encoding}: "
         f"{human_bytes(file.stored.size)} of {human_bytes(file.size)}"
         for file in artifact.files
-        if file.stored is not None
+        if file.stored is not None and file.stored.encoding != BUNDLE
     ]
+    bundled = [f.stored for f in artifact.files if f.stored and f.stored.encoding == BUNDLE]
+    if bundled:
+        many, size = len(set(bundled)), sum(form.size for form in set(bundled))
+        objects = "one object" if many == 1 else f"{many} objects"
+        told.append(f"{len(bundled)} small files together in {objects}: {human_bytes(size)}")
+    return told
 
 
 def _signers(session: Session, artifact: Artifact) -> str:

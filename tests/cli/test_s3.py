@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from neuron_store.testing import make_source
+from neuron_store_backends.local import LocalStore
 from tests.cli.conftest import KEY, OTHER
 from tests.servers.moto import CREDENTIALS
 
@@ -91,6 +93,23 @@ def test_show_and_doctor_tell_what_is_compressed(server, bucket, command, put, p
     shutil.rmtree(places.local)
     run("fetch", KEY)
     assert (places.local / KEY / name).read_bytes() == data
+
+
+def test_show_tells_what_lies_together(server, bucket, command, places, tmp_path):
+    files = {f"kernels/{n}.bin": b"%d" % n * (5000 + n) for n in range(6)}
+    LocalStore(places.local).publish(*make_source(tmp_path / "source", KEY, files))
+    tier = f"s3://cli/cache?endpoint_url={server.url}&name=far"
+
+    def run(*arguments):
+        result = command("--local", places.local, "--tier", tier, *arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run("promote", "--all")
+    assert "6 small files together in one object: 29.3 KiB" in run("show", KEY)
+    near, far = json.loads(run("show", KEY, "--json"))["tiers"]
+    assert (near["stored_size"], far["stored_size"]) == (30_015, 30_015)
+    assert {form["encoding"] for form in far["stored"].values()} == {"bundle"}
 
 
 def test_doctor_finds_it_fit(s3):
