@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INLINE_FILE", "INLINE_TOTAL", "STEPS", "Publishing"]
 
-INLINE_FILE = 4 << 10
+INLINE_FILE = 8 << 10
 INLINE_TOTAL = 64 << 10
 _ROUNDS = 12
 

@@ -69,8 +69,12 @@ class Incoming:
         if stop == start:
             return
 
-        def make(client: S3Client, end: float | None) -> list[bytes]:
-            chunks, at = [], start
+        alone = stop == self.file.size and start == 0
+
+        def make(client: S3Client, end: float | None) -> tuple[int, list[bytes]]:
+            chunks, at = list[bytes](), start
+            if alone:
+                self._digest = InOrder()
             span = (start, stop) if self.file.size > PIECE else None
             with self._asked(client, span, end) as answer:
                 while chunk := answer.read():
@@ -79,19 +83,23 @@ class Incoming:
                     # At once: whoever watches over a slow transfer sees it by the file.
                     _write_at(descriptor, chunk, at)
                     at += len(chunk)
-                    chunks.append(chunk)
-            return chunks
+                    if alone:
+                        # Nobody to wait for; and it is still in the processor's cache.
+                        self._digest.update(chunk)
+                    else:
+                        chunks.append(chunk)
+            return at, chunks
 
         try:
-            chunks = self._objects.tries(
+            at, chunks = self._objects.tries(
                 "read", make, key=self._key, seconds=self._objects.times.stall_timeout
             )
         except Missing as error:
             raise Missing(self._path) from error
-        size = sum(map(len, chunks))
-        if size != stop - start:
-            raise self._corrupt(f"{start + size} of {self.file.size}")
-        self._digest.add(number, chunks)
+        if at != stop:
+            raise self._corrupt(f"{at} of {self.file.size}")
+        if not alone:
+            self._digest.add(number, chunks)
 
     def _asked(self, client: S3Client, span: tuple[int, int] | None, end: float | None) -> Answer:
         answer = client.get(self._path, end=end, span=span)

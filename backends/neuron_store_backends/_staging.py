@@ -100,9 +100,9 @@ class Staging:
         step("stage.sync")
         names = [*(f.name for f in self.artifact.files), RECORD_NAME]
         _sync_files([f"{self.path}/{name}" for name in names])
-        for folder in {os.path.dirname(f"{self.path}/{f.name}") for f in self.artifact.files}:
+        folders = {os.path.dirname(f"{self.path}/{f.name}") for f in self.artifact.files}
+        for folder in [*(folders - {self.path}), self.path]:
             sync_directory(folder)
-        sync_directory(self.path)
         step("stage.ready")
 
     def _take(self) -> bool:

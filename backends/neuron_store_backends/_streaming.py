@@ -117,6 +117,10 @@ class InOrder:
             self._next = number + 1
             self._turn.notify_all()
 
+    def update(self, chunk: bytes) -> None:
+        """Digest the next bytes, for one who has them all."""
+        self._digest.update(chunk)
+
     def give_up(self) -> None:
         """A piece failed: nobody need wait any more."""
         with self._turn:

@@ -20,7 +20,7 @@ from tests.backends.cases import contents_of, fill
 from tests.backends.compressing_cases import TEXT, rewritten
 
 NAME = ".neuron_store.bundle"
-SMALL = {f"kernels/k{n:02}.bin": os.urandom(5_000 + n * 977) for n in range(12)}
+SMALL = {f"kernels/k{n:02}.bin": os.urandom(9_000 + n * 977) for n in range(12)}
 FILES = {
     **SMALL,
     "graph_k.neff": os.urandom(_parcels.LARGEST + 1),
@@ -176,7 +176,7 @@ class BundlingCases(BundleRoundTripCases):
     def test_one_other_file_is_a_conflict_and_its_bundle_is_swept(self, place, many, source, other):
         store = place.store()
         store.publish(many, source)
-        theirs = fill(other, {**FILES, "kernels/k03.bin": b"other" * 2000}, "k")
+        theirs = fill(other, {**FILES, "kernels/k03.bin": b"other" * 3000}, "k")
         assert store.publish(theirs, other) is Publication.CONFLICT
         store.grace = -60.0
         collect(store, grace=0)
@@ -189,7 +189,7 @@ class BundlingCases(BundleRoundTripCases):
         store = place.store()
         store.publish(many, source)
         place.remove(expected_path(SMALL))
-        files = {**FILES, "kernels/k03.bin": b"other" * 2000}
+        files = {**FILES, "kernels/k03.bin": b"other" * 3000}
         assert store.publish(fill(other, files, "k"), other) is Publication.REPAIRED
         store.fetch("k", into)
         assert contents_of(into) == files

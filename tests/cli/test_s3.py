@@ -96,7 +96,7 @@ def test_show_and_doctor_tell_what_is_compressed(server, bucket, command, put, p
 
 
 def test_show_tells_what_lies_together(server, bucket, command, places, tmp_path):
-    files = {f"kernels/{n}.bin": b"%d" % n * (5000 + n) for n in range(6)}
+    files = {f"kernels/{n}.bin": b"%d" % n * (9000 + n) for n in range(6)}
     LocalStore(places.local).publish(*make_source(tmp_path / "source", KEY, files))
     tier = f"s3://cli/cache?endpoint_url={server.url}&name=far"
 
@@ -106,9 +106,9 @@ def test_show_tells_what_lies_together(server, bucket, command, places, tmp_path
         return result.stdout
 
     run("promote", "--all")
-    assert "6 small files together in one object: 29.3 KiB" in run("show", KEY)
+    assert "6 small files together in one object: 52.7 KiB" in run("show", KEY)
     near, far = json.loads(run("show", KEY, "--json"))["tiers"]
-    assert (near["stored_size"], far["stored_size"]) == (30_015, 30_015)
+    assert (near["stored_size"], far["stored_size"]) == (54_015, 54_015)
     assert {form["encoding"] for form in far["stored"].values()} == {"bundle"}
 
 
