@@ -22,7 +22,7 @@ from neuron_store.abc import HolderNote, KeyLock
 from neuron_store.artifact import check_key
 from neuron_store.errors import LockTimeout, TierError
 from neuron_store.own_directory import has_own, make_own
-from neuron_store.streams import open_regular, write_all
+from neuron_store.streams import read_small, write_all
 
 __all__ = ["FileKeyLock", "read_holder_note"]
 
@@ -138,7 +138,7 @@ class FileKeyLock(KeyLock):
 
     def read_failures(self) -> bytes:
         try:
-            return _read_small(self._failures_path)
+            return read_small(self._failures_path, _MAX_NOTE)
         except (OSError, ValueError):
             return b""
 
@@ -182,7 +182,7 @@ class FileKeyLock(KeyLock):
         # Left behind it would name a dead process, and the Neuron stack's clean-up would take the
         # lock for stale.
         try:
-            if _read_small(self._note_path) == note:
+            if read_small(self._note_path, _MAX_NOTE) == note:
                 os.unlink(self._note_path)
         except OSError as error:
             _log.debug("holder note %s: %s", self._note_path, error)
@@ -210,18 +210,10 @@ def _own_note() -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _read_small(path: str) -> bytes:
-    descriptor = open_regular(path)
-    try:
-        return os.read(descriptor, _MAX_NOTE)
-    finally:
-        os.close(descriptor)
-
-
 def read_holder_note(path: str) -> HolderNote | None:
     """The note at `path`, ours or the Neuron stack's; None when there is none or it is garbage."""
     try:
-        text = _read_small(path).decode("utf-8", "replace")
+        text = read_small(path, _MAX_NOTE).decode("utf-8", "replace")
     except (OSError, ValueError):
         return None
     facts = dict(

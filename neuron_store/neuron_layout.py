@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from neuron_store.artifact import RECORD_NAME, Artifact, ArtifactFile, check_file_name
 from neuron_store.errors import ArtifactCorrupt, InvalidArtifact, InvalidRecord
-from neuron_store.streams import open_regular
+from neuron_store.streams import read_small
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,13 +233,9 @@ def check_loadable(directory: Path, key: str, location: str) -> None:
 
 def _read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
     try:
-        descriptor = open_regular(path)
+        return read_small(path, limit)
     except (FileNotFoundError, NotADirectoryError, InvalidArtifact):
         return None
-    try:
-        return os.read(descriptor, limit)
-    finally:
-        os.close(descriptor)
 
 
 def has_record(directory: Path) -> bool:

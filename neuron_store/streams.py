@@ -36,6 +36,7 @@ __all__ = [
     "empty_directory",
     "open_regular",
     "paced",
+    "read_small",
     "require_empty",
     "start_writing",
     "write_all",
@@ -69,6 +70,15 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise InvalidArtifact(str(path), "not a regular file; devices and pipes are refused")
     return descriptor
+
+
+def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The first `limit` bytes of a regular file; raises as `open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
 
 
 def create_file(path: str | os.PathLike[str]) -> int:

@@ -27,6 +27,7 @@ from neuron_store.artifact import check_key
 from neuron_store.own_directory import make_own
 from neuron_store.steps import step
 from neuron_store.streams import create_file
+from neuron_store_backends._file_trouble import PASSING, refused_in
 from neuron_store_backends._heartbeat import HeldLease, Watch, own_clock
 from neuron_store_backends._lease_record import LeaseRecord, lease_held, lease_name, read_name
 from neuron_store_backends._modes import level_container, make_container
@@ -53,7 +54,6 @@ over from a holder who is gone, by renaming what that one made."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
-_PASSING = frozenset({errno.ESTALE, errno.EBUSY, errno.EINTR})
 _TRIES = 4
 
 
@@ -193,16 +193,20 @@ class _DirectoryClaim:
             except FileNotFoundError:
                 return
             except PermissionError as error:
-                raise _refused(self.root, self.key, error) from error
+                raise refused_in(_place(self.root, self.key), error) from error
             finally:
                 os.close(folder)
             step("lease.unlinked")
             try:
-                os.rmdir(f"{self.root}/{LEASES}/{self.key}")
+                os.rmdir(_place(self.root, self.key))
             except OSError as error:
                 # The next holder's is there already, or what NFS keeps of an open file. An empty
                 # directory is in nobody's way.
                 _log.debug("%s", error)
+
+
+def _place(root: str, key: str) -> str:
+    return f"{root}/{LEASES}/{key}"
 
 
 def _open(root: str, key: str) -> int:
@@ -255,7 +259,7 @@ def _look(root: str, key: str, *, thoroughly: bool = False) -> _Seen | None:
 
 def _stranger(root: str, key: str) -> _Seen | None:
     try:
-        found = os.lstat(f"{root}/{LEASES}/{key}")
+        found = os.lstat(_place(root, key))
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(found.st_mode):
@@ -272,21 +276,16 @@ def _rename(root: str, key: str, name: str, record: LeaseRecord) -> bool:
             try:
                 return _rename_in(folder, name, lease_name(record))
             except PermissionError as error:
-                raise _refused(root, key, error) from error
+                raise refused_in(_place(root, key), error) from error
             finally:
                 os.close(folder)
         except FileNotFoundError:
             return False
         except OSError as error:
-            if error.errno not in _PASSING or attempt == _TRIES - 1:
+            if error.errno not in PASSING or attempt == _TRIES - 1:
                 raise
         time.sleep(0.02 * 2**attempt)
     return False
-
-
-def _refused(root: str, key: str, error: PermissionError) -> PermissionError:
-    """The error with the directory that may not be written, in place of a name inside it."""
-    return PermissionError(error.errno, error.strerror, f"{root}/{LEASES}/{key}")
 
 
 def _rename_in(folder: int, old: str, new: str) -> bool:
@@ -303,7 +302,7 @@ def _clear(root: str, key: str, seen: _Seen) -> None:
     if seen.stranger:
         # Not a directory, or the call refuses: another's lease cannot be taken away here.
         try:
-            os.unlink(f"{root}/{LEASES}/{key}")
+            os.unlink(_place(root, key))
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             _log.debug("%s", error)
         return
@@ -317,7 +316,7 @@ def _clear(root: str, key: str, seen: _Seen) -> None:
             except FileNotFoundError:
                 continue
             except PermissionError as error:
-                raise _refused(root, key, error) from error
+                raise refused_in(_place(root, key), error) from error
             if os.path.isdir(aside) and not os.path.islink(aside):
                 shutil.rmtree(aside, ignore_errors=True)
             else:

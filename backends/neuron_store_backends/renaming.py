@@ -41,6 +41,7 @@ from neuron_store.steps import step
 from neuron_store.streams import copy_stream, empty_directory, require_empty
 from neuron_store_backends._aside import claim_and_move, put_back, remove_tree, tree_facts
 from neuron_store_backends._entry import Entry
+from neuron_store_backends._file_trouble import PASSING, TRIES, again, as_corrupt, remedy
 from neuron_store_backends._modes import make_container
 from neuron_store_backends._staging import Staging, sync_directory, with_digests
 
@@ -57,10 +58,6 @@ __all__ = ["RenamingStore"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# A peer's rename or unlink on NFS (ESTALE), a server at its limits (EBUSY, EAGAIN): worth another
-# try, and soon over.
-_PASSING = frozenset({errno.ESTALE, errno.EBUSY, errno.EAGAIN, errno.EINTR})
-_TRIES = 6
 _READING = frozenset({"find", "open", "fetch", "verify", "list"})
 # NFS may answer from its negative cache for acdirmin seconds (30 by default) that a name is not
 # there which a rename has just found taken.
@@ -172,7 +169,7 @@ class RenamingStore(ArtifactStore):
             # A full disk is the one that is written to, and no fault of this tier.
             if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EEXIST}:
                 raise TierError(
-                    str(into), "write", _remedy(error), key=key, code=error.errno
+                    str(into), "write", remedy(error), key=key, code=error.errno
                 ) from error
             raise
 
@@ -184,7 +181,7 @@ class RenamingStore(ArtifactStore):
             ArtifactCorrupt: there is one, and it is damaged.
             OSError: the file system's own trouble.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(TRIES):
             try:
                 with Entry(self._root, key) as entry:
                     try:
@@ -196,7 +193,7 @@ class RenamingStore(ArtifactStore):
                     except (ArtifactCorrupt, FileNotFoundError) as error:
                         # A directory that was taken away under us is being emptied.
                         if entry.is_at_path():
-                            raise _as_corrupt(error, key, self.location) from error
+                            raise as_corrupt(error, key, self.location) from error
             except FileNotFoundError:
                 break
             except NotADirectoryError:
@@ -204,7 +201,7 @@ class RenamingStore(ArtifactStore):
                 self._require_root()
                 break
             except OSError as error:
-                if error.errno not in _PASSING or attempt == _TRIES - 1:
+                if error.errno not in PASSING or attempt == TRIES - 1:
                     raise
                 time.sleep(0.01 * 2**attempt)
         raise ArtifactNotFound(key, self.location)
@@ -231,7 +228,7 @@ class RenamingStore(ArtifactStore):
         """Each committed entry's key, and whether it is complete and can be read here."""
         with self._trouble("list"):
             try:
-                names = _again(lambda _attempt: os.listdir(self._root))
+                names = again(lambda _attempt: os.listdir(self._root))
             except FileNotFoundError:
                 return
         for name in filter(is_key, names):
@@ -267,7 +264,7 @@ class RenamingStore(ArtifactStore):
                     return Publication.CREATED
                 return self._publish_once(artifact, source, consume=consume)
 
-            return _again(once)
+            return again(once)
 
     def _publish_once(self, artifact: Artifact, source: Path, *, consume: bool) -> Publication:
         step("publish.look")
@@ -316,7 +313,7 @@ class RenamingStore(ArtifactStore):
                         return answer
                     repaired = True
                     continue
-                elif error.errno in _PASSING and passing < _TRIES:
+                elif error.errno in PASSING and passing < TRIES:
                     passing += 1
                     time.sleep(0.02 * 2**passing)
                     continue
@@ -423,7 +420,7 @@ class RenamingStore(ArtifactStore):
             regret: asked right after it was hidden: shall it come back?
         """
         with self._trouble("delete", key):
-            return _again(lambda _attempt: self._take_away_once(key, still, regret))
+            return again(lambda _attempt: self._take_away_once(key, still, regret))
 
     def _take_away_once(
         self,
@@ -491,7 +488,7 @@ class RenamingStore(ArtifactStore):
             return probe(self, self._root)
 
     def _reason(self, error: OSError, operation: str) -> str:
-        return _remedy(error, reading=operation in _READING)
+        return remedy(error, reading=operation in _READING)
 
 
 def _freed(path: str) -> int:
@@ -501,52 +498,3 @@ def _freed(path: str) -> int:
         # It is hidden already, which is what counts; the size is only told.
         _log.debug("size of %s unknown: %s", path, error)
         return 0
-
-
-def _again(act: Callable[[int], _T]) -> _T:
-    """What `act` gives, tried again while its trouble is of the kind that passes.
-
-    It gets the number of the try, from 0.
-    """
-    for attempt in range(_TRIES - 1):
-        try:
-            return act(attempt)
-        except OSError as error:
-            if error.errno not in _PASSING:
-                raise
-            time.sleep(0.02 * 2**attempt)
-    return act(_TRIES - 1)
-
-
-def _remedy(error: OSError, *, reading: bool = False) -> str:
-    place = _refusing(error) or error.filename
-    what = f"{error.strerror or error} ({place})" if place else str(error)
-    right = "read it" if reading else "write there"
-    hint = {
-        errno.EACCES: f"give this user the right to {right}, or name another root",
-        errno.EPERM: f"give this user the right to {right}, or name another root",
-        errno.EROFS: "the file system is mounted read-only; mount it rw, or name another place",
-        errno.ENOSPC: "the disk is full; free space or name another root",
-        errno.EDQUOT: "the quota is used up; free space or raise it",
-        errno.ENOTDIR: "a part of the path is not a directory",
-        errno.ESTALE: "the mount lost track of the file; mount it again if that goes on",
-    }.get(error.errno or 0)
-    return f"{what}; {hint}" if hint else what
-
-
-def _refusing(error: OSError) -> str | None:
-    """Of the two directories of a rename the one that may not be written; None: unknown."""
-    if not isinstance(error, PermissionError) or error.filename2 is None:
-        return None
-    for name in (error.filename, error.filename2):
-        folder = os.path.dirname(os.fsdecode(name))
-        if os.path.isabs(folder) and not os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    return None
-
-
-def _as_corrupt(error: Exception, key: str, location: str) -> ArtifactCorrupt:
-    if isinstance(error, ArtifactCorrupt):
-        return error
-    missing = getattr(error, "filename", None) or "a file"
-    return ArtifactCorrupt(key, location, f"{missing} is missing")

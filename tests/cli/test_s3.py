@@ -68,16 +68,22 @@ def test_a_damaged_record_is_listed_and_the_others_too(s3, bucket, put, places):
     assert outcomes == {KEY: "corrupt", OTHER: "ok"}
 
 
-def test_show_and_doctor_tell_what_is_compressed(server, bucket, command, put, places):
-    data = b"program " * 5000
-    put(places.local, data=data)
-    tier = f"s3://cli/cache?endpoint_url={server.url}&name=far&compress=zstd"
+def telling(command, places, tier):
+    """Runs a command that must succeed; what it printed."""
 
     def run(*arguments):
         result = command("--local", places.local, "--tier", tier, *arguments)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
+    return run
+
+
+def test_show_and_doctor_tell_what_is_compressed(server, bucket, command, put, places):
+    data = b"program " * 5000
+    put(places.local, data=data)
+    tier = f"s3://cli/cache?endpoint_url={server.url}&name=far&compress=zstd"
+    run = telling(command, places, tier)
     run("promote", "--all")
     near, far = json.loads(run("show", KEY, "--json"))["tiers"]
     name = f"graph_{KEY}.vmfb"
@@ -98,13 +104,7 @@ def test_show_and_doctor_tell_what_is_compressed(server, bucket, command, put, p
 def test_show_tells_what_lies_together(server, bucket, command, places, tmp_path):
     files = {f"kernels/{n}.bin": b"%d" % n * (9000 + n) for n in range(6)}
     LocalStore(places.local).publish(*make_source(tmp_path / "source", KEY, files))
-    tier = f"s3://cli/cache?endpoint_url={server.url}&name=far"
-
-    def run(*arguments):
-        result = command("--local", places.local, "--tier", tier, *arguments)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-
+    run = telling(command, places, f"s3://cli/cache?endpoint_url={server.url}&name=far")
     run("promote", "--all")
     assert "6 small files together in one object: 52.7 KiB" in run("show", KEY)
     near, far = json.loads(run("show", KEY, "--json"))["tiers"]
