@@ -16,7 +16,13 @@ import torch
 from neuron_store._fx_outputs import output_plan
 from neuron_store._fx_symbols import concrete, is_symbolic
 from neuron_store._once import warn_once
-from neuron_store.errors import CompileError, TierError, UnsupportedOperator
+from neuron_store.errors import (
+    CompileError,
+    HostUnfit,
+    TierError,
+    Unsupported,
+    UnsupportedOperator,
+)
 from neuron_store.job import CompileJob
 from neuron_store.key import compute_key
 from neuron_store.manifest.ledger import record_graph
@@ -154,6 +160,7 @@ class _Specialised:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = self.program([args[i] for i in self.tensors]) if self.program else ()
         outputs = []
+        laid_out: dict[int, torch.Tensor] = {}
         for output in self.plan:
             if output.source is not None:
                 outputs.append(args[output.source])
@@ -161,7 +168,12 @@ class _Specialised:
                 value = output.value
                 outputs.append(concrete(value, self.bindings) if is_symbolic(value) else value)
             else:
-                outputs.append(self._strided(results[output.result], output.like))
+                if output.result not in laid_out:
+                    laid_out[output.result] = self._strided(results[output.result], output.like)
+                found = laid_out[output.result]
+                for view in output.views:
+                    found = view.of(found, self.bindings)
+                outputs.append(found)
         return outputs
 
     def _strided(self, result: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
@@ -211,7 +223,20 @@ class _Lowered:
         # from; the files are to be named by ours.
         own: Any = self.compiler.job(graph, flags=self.flags).compile
         attrs.evolve(own, key=key)(directory)
+        if self.compiler.name == "iree":
+            self._try_out(key, directory)
         (directory / "graph.hlo").write_bytes(exported.hlo)
+
+    def _try_out(self, key: str, directory: Path) -> None:
+        """Refuse, before anybody else gets it, a program that IREE makes and then cannot load."""
+        try:
+            self.compiler.load(directory)
+        except Unsupported as error:
+            raise CompileError(
+                key, f"a kernel: {error}", compiler=_LOWERING, permanent=True
+            ) from error
+        except HostUnfit:
+            pass  # the flags ask for another processor's
 
 
 def _rank() -> int:

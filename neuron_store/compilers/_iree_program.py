@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import re
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from neuron_store.errors import ArtifactCorrupt, ConfigError, MissingExtra, Unsupported
+from neuron_store.streams import open_regular
 
 try:
     import iree.runtime as rt
@@ -56,6 +59,15 @@ def _keep_inherited() -> None:
 os.register_at_fork(after_in_child=_keep_inherited)
 
 
+def _mapped(file: Path) -> mmap.mmap:
+    # IREE's own `VmModule.mmap` opens the file for writing, which a cache in an image refuses.
+    descriptor = open_regular(file)
+    try:
+        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
 class IreeProgram:
     """The functions of one artifact.
 
@@ -70,10 +82,15 @@ class IreeProgram:
             raise ConfigError(f"IREE has no driver {driver!r}: {error}") from error
         config = rt.Config(device=device)
         try:
-            module = rt.VmModule.mmap(config.vm_instance, os.fspath(file))
+            module = rt.VmModule.wrap_buffer(config.vm_instance, _mapped(file), close_buffer=True)
             context = rt.SystemContext(
                 vm_modules=[*config.default_vm_modules, module], config=config
             )
+        except IndexError as error:
+            # IREE compiles kernels of any number of tensors, and runs those of 32.
+            told = re.search(r"binding count \d+ > \d+", str(error))
+            reason = f"a kernel has too many tensors ({told[0] if told else str(error)[:200]})"
+            raise Unsupported("way to run it", "IREE", f"artifact {key}, {reason}") from error
         except (RuntimeError, ValueError, TypeError) as error:
             raise ArtifactCorrupt(
                 key, os.fspath(file.parent), f"IREE cannot load {file.name}: {error}"

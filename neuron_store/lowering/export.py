@@ -21,6 +21,7 @@ from neuron_store.lowering import (  # noqa: F401  (importing a group registers 
     reductions,
     shape,
 )
+from neuron_store.lowering._borrowed import own_updates
 from neuron_store.lowering._rules import RULES, constant_array, jax_dtype
 from neuron_store.lowering.operators import operator_name
 
@@ -43,7 +44,7 @@ class Exported:
     """One graph in the two forms that compilers read. Neither holds a path of this machine."""
 
     stablehlo: bytes
-    """MLIR as text."""
+    """MLIR as text, for IREE: it updates nothing that it is given."""
     hlo: bytes
     """A serialised HloModuleProto, its root a tuple."""
 
@@ -69,8 +70,8 @@ def export(
     def main(*given: Any) -> Any:
         rest = iter(given)
         args = [next(rest) if isinstance(spec, TensorSpec) else spec for spec in inputs]
-        values = _Interpreter(gm, bindings).run(*args)
-        found = {o.result: v for o, v in zip(plan, values, strict=True) if o.result is not None}
+        values = _Interpreter(gm, bindings).values(*args)
+        found = {o.result: values[o.node] for o in plan if o.result is not None and o.node}
         return tuple(jax.numpy.asarray(found[position]) for position in sorted(found))
 
     # 64-bit types are off in JAX by default, and an int64 input would silently become an int32.
@@ -78,8 +79,13 @@ def export(
         structs = [jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors]
         traced = jax.jit(main, keep_unused=True).trace(*structs)
         module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
-        text = module.operation.get_asm(enable_debug_info=False)
-    return Exported(text.encode(), _hlo(text))
+        hlo = _hlo(_text(module))
+        own_updates(module)
+        return Exported(_text(module).encode(), hlo)
+
+
+def _text(module: Any) -> str:
+    return str(module.operation.get_asm(enable_debug_info=False))
 
 
 def _hlo(stablehlo: str) -> bytes:
@@ -130,6 +136,14 @@ class _Interpreter:
         self._bindings = bindings
 
     def run(self, *args: Any) -> tuple[Any, ...]:
+        """What the graph returns."""
+        values = self.values(*args)
+        returned = next(node for node in self._gm.graph.nodes if node.op == "output").args[0]
+        found = self._resolved(returned, values)
+        return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+    def values(self, *args: Any) -> Mapping[Node, Any]:
+        """The value of every node."""
         rest = iter(args)
         values: dict[Node, Any] = {}
         for node in self._gm.graph.nodes:
@@ -137,12 +151,9 @@ class _Interpreter:
                 values[node] = next(rest)
             elif node.op == "get_attr":
                 values[node] = self._attribute(str(node.target))
-            elif node.op == "output":
-                found = self._resolved(node.args[0], values)
-                return tuple(found) if isinstance(found, list | tuple) else (found,)
-            else:
+            elif node.op != "output":
                 values[node] = self._call(node, values)
-        raise UnsupportedOperator("a graph without an output")
+        return values
 
     def _resolved(self, value: Any, values: Mapping[Node, Any]) -> Any:
         if isinstance(value, Node):
