@@ -30,6 +30,8 @@ def _compiler(value: object) -> str | None:
 
 
 def _flags(value: Any) -> Sequence[str] | str:
+    if value is None:
+        return ()
     # What holds for any compiler; the rest is its adapter's to say.
     check_flags(value, FlagDialect())
     return value if isinstance(value, str) else tuple(value)
@@ -59,6 +61,8 @@ def _tier(value: object) -> str | ArtifactStore:
 
 
 def _fallback(value: object) -> str:
+    if value is None:
+        return "eager"
     if value == "eager" or value == "error":  # noqa: PLR1714  (a set would hash what may be a list)
         return str(value)
     raise ConfigError(f"{value!r:.200} is neither 'eager' nor 'error'")

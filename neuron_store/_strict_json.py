@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-__all__ = ["load_json"]
+__all__ = ["load_json", "load_written_json"]
 
 
 def load_json(data: bytes | str) -> Any:
@@ -17,6 +17,27 @@ def load_json(data: bytes | str) -> Any:
         RecursionError: nested too deeply.
     """
     return json.loads(data, parse_constant=_refuse, parse_float=_finite)
+
+
+def load_written_json(data: bytes | str) -> Any:
+    """As `load_json`, for what a person writes: a name given twice in one object is refused, too.
+
+    Raises:
+        ValueError: as `load_json`, or such a name.
+        RecursionError: nested too deeply.
+    """
+    return json.loads(
+        data, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct
+    )
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:100]!r} is given twice")
+    return found
 
 
 def _refuse(name: str) -> None:

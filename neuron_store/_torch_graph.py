@@ -41,6 +41,8 @@ __all__ = ["CachedGraph"]
 _log = logging.getLogger("neuron_store.torch")
 # Marks a refusal of the lowering in a CompileError, which reaches every rank that waited.
 _LOWERING = "neuron_store.lowering"
+_MANY = 8
+"""Programs of one graph after which somebody should hear of it."""
 
 
 class CachedGraph:
@@ -112,6 +114,14 @@ class CachedGraph:
                 self._programs[sizes] = _Specialised(
                     self._load(bindings, args), self._tensors, self._plan, bindings
                 )
+                if len(self._programs) == _MANY:
+                    told = ", ".join(f"{symbol}={size}" for symbol, size in bindings.items())
+                    warn_once(
+                        _log,
+                        f"a graph was made for {_MANY} combinations of sizes and numbers (the last: "
+                        f"{told}), each of which is an artifact of its own: give the model few "
+                        "sizes (buckets), and numbers that change as tensors",
+                    )
             return self._programs[sizes]
 
     def _load(self, bindings: Mapping[Any, int], args: Sequence[Any]) -> Callable[..., Any] | None:

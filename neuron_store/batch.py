@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import queue
 import threading
@@ -13,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neuron_store._strict_json import load_written_json
 from neuron_store.compilers._graph import read_graph, read_input
 from neuron_store.compilers._process import interrupt_compiles
 from neuron_store.coordinator import CompileCoordinator
 from neuron_store.errors import CompileError, ConfigError, NeuronStoreError, TierError
+from neuron_store.job import CompileJob
 from neuron_store.opening import open_store
 from neuron_store.policy import CompilePolicy
 from neuron_store.registry import get_compiler
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from neuron_store.abc import ArtifactStore
-    from neuron_store.job import CompileJob
 
 __all__ = [
     "JobOutcome",
@@ -122,9 +122,9 @@ def precompile(
         ConfigError: a setting that cannot be used.
         KeyboardInterrupt: after every running compiler was ended; no failure is noted for them.
     """
-    distinct = list({job.key: job for job in jobs}.values())
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers={workers} is not a count of at least 1")
+    distinct = list({_checked(job).key: job for job in jobs}.values())
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise ConfigError(f"workers={workers!r:.40} is not a count of at least 1")
     if policy is None:
         policy = CompilePolicy.load()
     wanted = _default_workers() if workers is None else workers
@@ -134,6 +134,13 @@ def precompile(
         return _Run(distinct, store, policy, progress).finish(limit, share)
     with open_store() as opened:
         return _Run(distinct, opened, policy, progress).finish(limit, share)
+
+
+def _checked(job: object) -> CompileJob:
+    if not isinstance(job, CompileJob):
+        kind = type(job).__name__
+        raise ConfigError(f"a job of type {kind}; give what a compiler's `job` or `read_jobs` made")
+    return job
 
 
 def get_or_compile(
@@ -192,7 +199,7 @@ def read_jobs(file: str | os.PathLike[str], *, inline: bool = False) -> list[Com
 
 def _job(line: str, folder: Path, *, inline: bool) -> CompileJob:
     try:
-        said: Any = json.loads(line)
+        said: Any = load_written_json(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON ({error})") from None
     if not isinstance(said, dict):

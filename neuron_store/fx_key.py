@@ -103,13 +103,14 @@ def extra_components(extra: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def normal_groups(groups: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    """Replica groups with their ranks renumbered from 0, the order among ranks kept.
+    """Replica groups with their ranks counted from the lowest of all.
 
-    Data-parallel replicas run one program over other ranks (`0..7` and `8..15`); what a program
-    depends on is how its groups overlap, not where in the world they lie.
+    Data-parallel replicas run one program over other ranks (`0..7` and `8..15`), so where in the
+    world the groups begin is not told. How they overlap and how far apart their ranks lie is: on
+    the device `(0, 1)` and `(0, 2)` are other neighbours, and other programs.
     """
-    ranks = {rank: position for position, rank in enumerate(sorted({r for g in groups for r in g}))}
-    return [[ranks[rank] for rank in group] for group in groups]
+    first = min((rank for group in groups for rank in group), default=0)
+    return [[rank - first for rank in group] for group in groups]
 
 
 def source_digest(*objects: Callable[..., Any] | type) -> str:

@@ -139,9 +139,16 @@ def test_no_jobs_are_done_at_once(store):
     assert precompile([], store=store, policy=POLICY).outcomes == ()
 
 
-def test_a_count_of_workers_below_one_is_refused(store):
-    with pytest.raises(ConfigError, match="workers=0"):
-        precompile([], workers=0, store=store, policy=POLICY)
+@pytest.mark.parametrize("workers", [0, -1, "2", 1.5, True])
+def test_what_is_no_count_of_workers_is_refused(store, workers):
+    with pytest.raises(ConfigError, match=f"workers={workers!r} is not a count"):
+        precompile([], workers=workers, store=store, policy=POLICY)
+
+
+def test_what_is_no_job_is_refused_before_any_runs(store):
+    with pytest.raises(ConfigError, match="a job of type int; give what a compiler's"):
+        precompile([make("k", Gauge()), 1], store=store, policy=POLICY)
+    assert store.find("k") is None
 
 
 def test_memory_bounds_how_many_run_at_once(store, monkeypatch):
@@ -260,6 +267,8 @@ def test_a_jobs_file_gives_one_job_a_line(tmp_path):
     [
         ("{", "not JSON"),
         ("[]", "not an object"),
+        ('{"compiler": "iree", "graph": "g.mlir", "graph": "e.mlir"}', "'graph' is given twice"),
+        ('{"compiler": "iree", "graph": "g.mlir", "extra": {"a": NaN}}', "NaN is no JSON"),
         ('{"graph": "g.mlir"}', "compiler is not"),
         ('{"compiler": "iree"}', "graph is not"),
         ('{"compiler": "iree", "graph": 3}', "graph is not"),

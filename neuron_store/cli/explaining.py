@@ -100,10 +100,13 @@ def _asked(
 
 
 def _read_components(path: Path) -> dict[str, Any]:
-    from neuron_store.errors import ConfigError  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store._strict_json import (  # noqa: PLC0415  (`--help` needs none)
+        load_written_json,
+    )
+    from neuron_store.errors import ConfigError  # noqa: PLC0415  (as above)
 
     try:
-        value = json.loads(path.read_bytes())
+        value = load_written_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"components file {path} cannot be read: {error}") from error
     if not isinstance(value, dict) or not value:

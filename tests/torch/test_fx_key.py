@@ -378,10 +378,12 @@ def test_replica_groups_count_by_their_relative_ranks():
     assert key(collective([0, 1, 2, 3]), PAIR) == key(collective([4, 5, 6, 7]), PAIR)
     assert key(collective([0, 1, 2, 3]), PAIR) != key(collective([0, 1]), PAIR)
     assert key(collective([0, 1]), PAIR) != key(collective([1, 0]), PAIR)
+    assert key(collective([0, 1]), PAIR) != key(collective([0, 2]), PAIR)
+    assert key(collective([0, 2]), PAIR) == key(collective([1, 3]), PAIR)
 
 
-def test_groups_are_renumbered_together():
-    assert normal_groups([[8, 9], [8, 12]]) == [[0, 1], [0, 2]]
+def test_groups_are_counted_from_the_lowest_rank_of_all():
+    assert normal_groups([[8, 9], [8, 12]]) == [[0, 1], [0, 4]]
     assert normal_groups([]) == []
 
 

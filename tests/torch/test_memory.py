@@ -42,7 +42,7 @@ def written(cache, rows):
 
 def shifted(window):
     window[:-1] = window[1:].clone()
-    return window.sum()
+    return window[0]
 
 
 def bias_by_index(x, bias, rows):
@@ -196,3 +196,17 @@ def test_a_kernel_of_more_tensors_than_iree_runs_is_never_stored(cache, caplog):
     assert total.tolist() == [40, 40, 40]
     assert "a graph runs eagerly: a kernel: " in caplog.text
     assert not cache.exists() or [p for p in cache.iterdir() if not p.name.startswith(".")] == []
+
+
+@torch.no_grad()
+def test_a_number_that_makes_a_program_for_each_value_is_told_of_once(cache, caplog, monkeypatch):
+    from neuron_store import _torch_graph
+
+    monkeypatch.setattr(_torch_graph, "_MANY", 3)
+    shifts = compiled(lambda x, n: x + n)
+    for n in range(2, 8):
+        assert shifts(torch.ones(3), n).tolist() == [1 + n] * 3
+    told = [r.message for r in caplog.records if "combinations of sizes" in r.message]
+    assert len(told) == 1
+    assert "was made for 3 combinations" in told[0]
+    assert "numbers that change as tensors" in told[0]

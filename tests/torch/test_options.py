@@ -23,7 +23,7 @@ BAD = [
     ({"compiler": "gcc"}, "option compiler: no compiler 'gcc'; known:"),
     ({"compiler": ""}, "option compiler: no compiler ''; known:"),
     ({"compiler": ["iree"]}, "option compiler: .* give the name of an adapter"),
-    ({"compiler_flags": None}, "option compiler_flags: .*NoneType; give a list"),
+    ({"compiler_flags": 5.5}, "option compiler_flags: .*float; give a list"),
     ({"compiler_flags": 5}, "option compiler_flags: .*int; give a list"),
     ({"compiler_flags": {"--k": "v"}}, "option compiler_flags: .*dict; give a list"),
     ({"compiler_flags": {"--k=v"}}, "option compiler_flags: .*set; give a list"),
@@ -69,10 +69,9 @@ def test_it_is_raised_while_dynamo_compiles(cache, options, told):
     assert isinstance(caught.value.inner_exception, ConfigError)
 
 
-def test_none_means_the_default_where_a_default_needs_no_value():
-    assert BackendOptions.parse({"compiler": None, "store": None, "extra": None}) == (
-        BackendOptions.parse(None)
-    )
+def test_none_means_the_default():
+    names = ("compiler", "compiler_flags", "store", "fallback", "extra")
+    assert BackendOptions.parse(dict.fromkeys(names)) == BackendOptions.parse(None)
 
 
 def test_a_key_refuses_a_component_whose_name_is_no_text():
