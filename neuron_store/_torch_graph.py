@@ -118,7 +118,7 @@ class CachedGraph:
                     told = ", ".join(f"{symbol}={size}" for symbol, size in bindings.items())
                     warn_once(
                         _log,
-                        f"a graph was made for {_MANY} combinations of sizes and numbers (the last: "
+                        f"a graph was made for {_MANY} combinations of sizes (the last: "
                         f"{told}), each of which is an artifact of its own: give the model few "
                         "sizes (buckets), and numbers that change as tensors",
                     )
