@@ -17,8 +17,6 @@ pytest.importorskip("iree.compiler", reason="compiling needs the extra `iree`")
 
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 
-from neuron_store import torch_backend  # noqa: E402
-from neuron_store._torch_graph import CachedGraph  # noqa: E402
 from neuron_store.fx_key import graph_components  # noqa: E402
 from neuron_store.key import compute_key  # noqa: E402
 from tests.torch.models import Llama  # noqa: E402
@@ -75,40 +73,57 @@ def test_the_key_of_a_12_layer_decoder_takes_at_most_40_ms():
     assert median <= 0.040
 
 
-def test_on_a_warm_local_tier_the_backend_adds_at_most_5_percent(cache, monkeypatch):
-    model = Llama(layers=12)
-    own = [0.0]
-
-    def timed(function):
-        def wrapper(*args, **kwargs):
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                own[0] += time.perf_counter() - start
-
-        return wrapper
-
-    first_call(model, "neuron_store")  # compiles
+FIRST_CALL = """
+import sys, json, time
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests.torch.models import Llama
+own = [0.0]
+def timed(function):
+    def wrapper(*args, **kwargs):
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            own[0] += time.perf_counter() - start
+    return wrapper
+if sys.argv[2] == "neuron_store":
     # All that the backend does apart from torch: its part of tracing, and the getting and loading.
-    monkeypatch.setattr(torch_backend, "_compiled", timed(torch_backend._compiled))
-    monkeypatch.setattr(CachedGraph, "_specialise", timed(CachedGraph._specialise))
-    ours, shares, aot, dynamo = [], [], [], []
+    from neuron_store import torch_backend
+    from neuron_store._torch_graph import CachedGraph
+    torch_backend._compiled = timed(torch_backend._compiled)
+    CachedGraph._specialise = timed(CachedGraph._specialise)
+model = Llama(layers=12)
+fast = torch.compile(model, backend=sys.argv[2])
+with torch.no_grad():
+    wall, cpu = time.perf_counter(), time.process_time()
+    fast(torch.zeros(1, 6, dtype=torch.int64), torch.arange(6), model.new_cache())
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+print(json.dumps({"wall": wall, "cpu": cpu, "own": own[0]}))
+"""
+
+
+def test_on_a_warm_local_tier_the_backend_adds_at_most_5_percent(cache):
+    """In new processes, as after a restart: nothing is imported or cached before."""
+    run(FIRST_CALL, "neuron_store")  # compiles
+    own, shares, cpu = [], [], {"neuron_store": [], "aot_eager": [], "eager": []}
     for _ in range(3):
-        own[0] = 0.0
-        wall, cpu = first_call(model, "neuron_store")
-        ours.append(cpu)
-        shares.append(own[0] / (wall - own[0]))
-        aot.append(first_call(model, "aot_eager")[1])
-        dynamo.append(first_call(model, "eager")[1])
+        for backend, seconds in cpu.items():
+            found = run(FIRST_CALL, backend)
+            seconds.append(found["cpu"])
+            if backend == "neuron_store":
+                own.append(found["own"])
+                shares.append(found["own"] / (found["wall"] - found["own"]))
+    ours, aot, dynamo = (min(seconds) for seconds in cpu.values())
+    share, of_dynamo = statistics.median(shares), statistics.median(own) / dynamo
     print(
-        f"\nthe backend's own part {min(shares):.2%} of the rest of the first call (12 layers); "
-        f"CPU of that call {min(ours):.2f} s, with aot_eager {min(aot):.2f} s, with Dynamo alone "
-        f"{min(dynamo):.2f} s"
+        f"\nthe backend's own part {share:.2%} of the rest of the first call (12 layers), "
+        f"{of_dynamo:.2%} of Dynamo's alone; CPU of that call {ours:.2f} s, with aot_eager "
+        f"{aot:.2f} s, with Dynamo alone {dynamo:.2f} s"
     )
-    assert min(shares) <= 0.05
+    assert of_dynamo <= 0.05
     # By the clock two calls of one backend differ by far more than 5 % on a busy machine.
-    assert min(ours) <= 1.05 * min(aot)
+    assert ours <= 1.05 * aot
 
 
 def run(program, backend, **env):

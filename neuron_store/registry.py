@@ -39,9 +39,15 @@ class TierFactory(Protocol):
 
 
 @functools.cache
+def _installed() -> importlib.metadata.EntryPoints:
+    # Of all groups at once: with one group or with all, every distribution's file is read.
+    return importlib.metadata.entry_points()
+
+
+@functools.cache
 def _entries(group: str) -> Mapping[str, importlib.metadata.EntryPoint]:
     found: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in importlib.metadata.entry_points(group=group):
+    for entry in _installed().select(group=group):
         other = found.get(entry.name)
         # An editable install beside its own wheel metadata lists the same object twice.
         if other is not None and other.value != entry.value:
