@@ -76,6 +76,7 @@ from neuron_store_backends._lease_record import (
     read_name,
 )
 from neuron_store_backends._lease_renaming import LEASES, DirectoryLeases, _look
+from neuron_store_backends._parcels import bundled
 from neuron_store_backends.local import LocalStore
 from neuron_store_backends.memory import MemoryStore
 from neuron_store_backends.posix import PosixStore
@@ -144,7 +145,10 @@ def _records() -> list[bytes]:
     )
     inline = {n: d for n, d in _FILES.items() if len(d) < 100}
     nested = Artifact(KEY, (ArtifactFile("a/b.bin", 1, "0" * 64),), CREATED, write_id=WRITE_ID)
-    return [dump_record(_artifact()), dump_record(full, inline), dump_record(nested)]
+    small = [ArtifactFile(f"k{n}", 9000 + n, f"{n:064x}") for n in range(6)]
+    together = Artifact(KEY, tuple(bundled(small)), CREATED, write_id=WRITE_ID)
+    found = [_artifact(), nested, together]
+    return [dump_record(full, inline), *map(dump_record, found)]
 
 
 _RECORD = _object(
