@@ -39,7 +39,7 @@ class TierFactory(Protocol):
 
 
 @functools.cache
-def _installed() -> importlib.metadata.EntryPoints:
+def _installed() -> Any:  # `SelectableGroups` before Python 3.12; both have `select`
     # Of all groups at once: with one group or with all, every distribution's file is read.
     return importlib.metadata.entry_points()
 
