@@ -98,17 +98,17 @@ def require_whole_bundles(files: Iterable[ArtifactFile], source: str) -> None:
             raise InvalidRecord(f"the bundle of {names} is not made of them", source=source)
 
 
-def read_parcel(source: Path, parcel: Parcel, key: str) -> tuple[bytes | bytearray, str]:
+def read_parcel(source: Path, parcel: Parcel, key: str) -> tuple[bytes, str]:
     """The bytes of an object of one piece that is published, and their digest.
 
     Raises what `Outgoing` does.
     """
     if not parcel.is_bundle:
         return _read(source, parcel.files[0], key)
-    data, at = bytearray(parcel.size), 0
+    whole = io.BytesIO()
     for file in parcel.files:
-        data[at : at + file.size] = _read(source, file, key)[0]
-        at += file.size
+        whole.write(_read(source, file, key)[0])
+    data = whole.getvalue()  # no copy
     return data, hashlib.sha256(data).hexdigest()
 
 

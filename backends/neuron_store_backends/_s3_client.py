@@ -102,7 +102,7 @@ class _Ready:
 class Body:
     """Bytes on their way out, a chunk at a time, so that a time-out is one of silence."""
 
-    def __init__(self, data: bytes | bytearray, end: float | None) -> None:
+    def __init__(self, data: bytes, end: float | None) -> None:
         self._view = memoryview(data)
         self._end = end
 
@@ -238,7 +238,7 @@ class S3Client:
     def put(
         self,
         path: str,
-        data: bytes | bytearray,
+        data: bytes,
         *,
         end: float | None,
         sha256: str | None = None,

@@ -200,7 +200,7 @@ class S3Objects(Objects):
     def _put_payload(
         self,
         path: str,
-        data: bytes | bytearray,
+        data: bytes,
         sha256: str | None,
         key: str,
         part: tuple[str, int] | None = None,
