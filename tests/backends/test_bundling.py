@@ -97,7 +97,8 @@ def test_a_body_always_cut_short_is_an_error_and_no_damage(s3_place, moto, many,
     s3_place.store().publish(many, source)
     before = s3_place.paths()
     moto.faults.add("truncate", method="GET", path=NAME, times=10**6)
-    with pytest.raises(TierError, match="broke|cut short"):
+    # By its deadline, or after the last try that helps.
+    with pytest.raises(TierError, match=r"^read .* at s3://"):
         s3_place.store(times=Times(stall_timeout=3)).fetch("k", into)
     assert s3_place.paths() == before
 
