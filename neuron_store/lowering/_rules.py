@@ -22,6 +22,7 @@ __all__ = [
     "KIND",
     "RULES",
     "Rule",
+    "as_array",
     "constant_array",
     "jax_dtype",
     "lowers",
@@ -66,8 +67,7 @@ class Rule:
         compute, result = elementwise_dtypes(*likes, type_promotion_kind=self.promotion)
         dtype = jax_dtype(compute)
         cast = [
-            jnp.asarray(a, dtype) if isinstance(a, jax.Array | bool | int | float) else a
-            for a in args
+            as_array(a, dtype) if isinstance(a, jax.Array | bool | int | float) else a for a in args
         ]
         return self.function(*cast, **kwargs).astype(jax_dtype(result))
 
@@ -100,6 +100,14 @@ def jax_dtype(dtype: torch.dtype) -> Any:
 def torch_dtype(dtype: Any) -> torch.dtype:
     """The torch type of an array type."""
     return _BACK[np.dtype(dtype)]
+
+
+def as_array(value: Any, dtype: Any) -> Any:
+    """A number or array in this type; a number outside of it as torch casts it (-1 is 255)."""
+    if isinstance(value, jax.Array):
+        return value.astype(dtype)
+    with np.errstate(all="ignore"):
+        return jnp.asarray(np.asarray(value).astype(dtype))
 
 
 def constant_array(tensor: torch.Tensor) -> Any:

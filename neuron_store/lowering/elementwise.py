@@ -33,9 +33,6 @@ for _names, _function, _kind in (
     (("aten.sqrt.default",), jnp.sqrt, _FLOAT),
     (("aten.rsqrt.default",), jax.lax.rsqrt, _FLOAT),
     (("aten.reciprocal.default",), lambda x: 1 / x, _FLOAT),
-    (("aten.sin.default",), jnp.sin, _FLOAT),
-    (("aten.cos.default",), jnp.cos, _FLOAT),
-    (("aten.tanh.default",), jnp.tanh, _FLOAT),
     (("aten.sigmoid.default",), jax.nn.sigmoid, _FLOAT),
     (("aten.erf.default",), jax.lax.erf, _FLOAT),
     (("aten.isnan.default",), jnp.isnan, _BOOL),
@@ -44,7 +41,6 @@ for _names, _function, _kind in (
     (("aten.bitwise_not.default",), jnp.invert, _SAME),
     (("aten.mul.Tensor", "aten.mul.Scalar"), jnp.multiply, _SAME),
     (("aten.div.Tensor", "aten.div.Scalar"), jnp.true_divide, _FLOAT),
-    (("aten.atan2.default",), jnp.arctan2, _FLOAT),
     (("aten.maximum.default",), jnp.maximum, _SAME),
     (("aten.minimum.default",), jnp.minimum, _SAME),
     (("aten.remainder.Tensor", "aten.remainder.Scalar"), jnp.remainder, _SAME),
@@ -103,19 +99,6 @@ _FLOOR, _TRUNC = Rule(jnp.floor_divide, _SAME), Rule(_truncated, _SAME)
 
 def _integral(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.integer))
-
-
-@lowers("aten.pow.Tensor_Tensor", "aten.pow.Scalar", promotion=KIND.BOOL_TO_LONG)
-def _pow(x: Any, y: Any) -> Any:
-    return jnp.power(x, y)
-
-
-@lowers("aten.pow.Tensor_Scalar")
-def _pow_scalar(x: Any, exponent: Any) -> Any:
-    # Repeated multiplication is what eager does for whole powers, and it keeps more digits.
-    if float(exponent).is_integer() and abs(exponent) <= 8 and not _integral(x):
-        return jax.lax.integer_pow(widened(x), int(exponent)).astype(x.dtype)
-    return RULES["aten.pow.Tensor_Tensor"](x, exponent)
 
 
 @lowers("aten.gelu.default", promotion=_SAME)

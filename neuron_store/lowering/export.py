@@ -20,6 +20,7 @@ from neuron_store.lowering import (  # noqa: F401  (importing a group registers 
     matmul,
     reductions,
     shape,
+    transcendental,
 )
 from neuron_store.lowering._rules import RULES, constant_array, jax_dtype
 from neuron_store.lowering.operators import operator_name
