@@ -23,9 +23,11 @@ __all__ = [
     "RULES",
     "Rule",
     "as_array",
+    "cast",
     "constant_array",
     "jax_dtype",
     "lowers",
+    "not_float64",
     "torch_dtype",
     "widened",
 ]
@@ -52,8 +54,15 @@ class Rule:
     function: Callable[..., Any]
     promotion: KIND | None = None
     """How tensor operands are cast beforehand, and the result afterwards; None: not at all."""
+    vectors: bool = False
+    """Whether a tensor without dimensions counts as one of one element, as torch's `dim` has it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vectors:
+            whole = args[0].ndim > 0
+            args = tuple(jnp.atleast_1d(a) if isinstance(a, jax.Array) else a for a in args)
+            found = self.function(*args, **kwargs)
+            return found if whole else jax.tree.map(lambda r: jnp.reshape(r, ()), found)
         if self.promotion is None:
             return self.function(*args, **kwargs)
         operands = [a for a in args if isinstance(a, jax.Array | bool | int | float)]
@@ -66,24 +75,24 @@ class Rule:
         ]
         compute, result = elementwise_dtypes(*likes, type_promotion_kind=self.promotion)
         dtype = jax_dtype(compute)
-        cast = [
+        operands = [
             as_array(a, dtype) if isinstance(a, jax.Array | bool | int | float) else a for a in args
         ]
-        return self.function(*cast, **kwargs).astype(jax_dtype(result))
+        return cast(self.function(*operands, **kwargs), jax_dtype(result))
 
 
 RULES: dict[str, Rule] = {}
 
 
 def lowers(
-    *names: str, promotion: KIND | None = None
+    *names: str, promotion: KIND | None = None, vectors: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the decorated function as the rule for these operators."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             assert name not in RULES, name
-            RULES[name] = Rule(function, promotion)
+            RULES[name] = Rule(function, promotion, vectors)
         return function
 
     return register
@@ -105,9 +114,28 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 def as_array(value: Any, dtype: Any) -> Any:
     """A number or array in this type; a number outside of it as torch casts it (-1 is 255)."""
     if isinstance(value, jax.Array):
-        return value.astype(dtype)
+        return cast(value, dtype)
     with np.errstate(all="ignore"):
         return jnp.asarray(np.asarray(value).astype(dtype))
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """An array in another type, the numbers that it cannot hold as torch has them on x86."""
+    dtype, real = np.dtype(dtype), jnp.issubdtype(x.dtype, jnp.floating)
+    if real and dtype in _SMALL:
+        return x.astype(np.int32).astype(dtype)
+    if not real and dtype == ml_dtypes.bfloat16:  # IREE has no such conversion
+        return x.astype(np.float32).astype(dtype)
+    return x.astype(dtype)
+
+
+_SMALL = (np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int16))
+
+
+def not_float64(operator: str, x: Any) -> None:
+    """Raises `UnsupportedOperator` for an operand of a type that IREE cannot compile it in."""
+    if x.dtype == np.float64:
+        raise UnsupportedOperator(operator, "the compiler has no such function of float64")
 
 
 def constant_array(tensor: torch.Tensor) -> Any:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from neuron_store.lowering._rules import KIND, RULES, Rule, jax_dtype, lowers, widened
+from neuron_store.lowering._rules import (
+    KIND,
+    RULES,
+    Rule,
+    as_array,
+    cast,
+    jax_dtype,
+    lowers,
+    not_float64,
+)
+from neuron_store.lowering.transcendental import tanh
 
 _FLOAT = KIND.INT_TO_FLOAT
 _SAME = KIND.DEFAULT
@@ -16,7 +27,7 @@ _BOOL = KIND.ALWAYS_BOOL
 for _names, _function, _kind in (
     (("aten.abs.default",), jnp.abs, _SAME),
     (("aten.neg.default",), jnp.negative, _SAME),
-    (("aten.sign.default",), jnp.sign, _SAME),
+    (("aten.sign.default", "aten.sgn.default"), lambda x: _sign(x), _SAME),
     (("aten.square.default",), jnp.square, _SAME),
     (("aten.relu.default",), lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)), _SAME),
     (("aten.silu.default",), lambda x: x * jax.nn.sigmoid(x), _SAME),
@@ -43,9 +54,6 @@ for _names, _function, _kind in (
     (("aten.div.Tensor", "aten.div.Scalar"), jnp.true_divide, _FLOAT),
     (("aten.maximum.default",), jnp.maximum, _SAME),
     (("aten.minimum.default",), jnp.minimum, _SAME),
-    (("aten.remainder.Tensor", "aten.remainder.Scalar"), jnp.remainder, _SAME),
-    (("aten.fmod.Tensor", "aten.fmod.Scalar"), jnp.fmod, _SAME),
-    (("aten.floor_divide.default",), jnp.floor_divide, _SAME),
     (("aten.eq.Tensor", "aten.eq.Scalar"), jnp.equal, _BOOL),
     (("aten.ne.Tensor", "aten.ne.Scalar"), jnp.not_equal, _BOOL),
     (("aten.lt.Tensor", "aten.lt.Scalar"), jnp.less, _BOOL),
@@ -60,6 +68,28 @@ for _names, _function, _kind in (
     (("aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar"), jnp.bitwise_xor, _SAME),
 ):
     lowers(*_names, promotion=_kind)(_function)
+
+
+def _sign(x: Any) -> Any:
+    return jnp.where(x != x, jnp.zeros_like(x), jnp.sign(x))  # noqa: PLR0124  (NaN, which has none)
+
+
+def _no_float64(operator: str, function: Any) -> Any:
+    def checked(x: Any, y: Any) -> Any:
+        not_float64(operator, x)
+        return function(x, y)
+
+    return checked
+
+
+for _stem, _function, _names in (
+    ("remainder", jnp.remainder, ("Tensor", "Scalar")),
+    ("fmod", jnp.fmod, ("Tensor", "Scalar")),
+    ("floor_divide", jnp.floor_divide, ("default",)),
+):
+    for _name in _names:
+        _full = f"aten.{_stem}.{_name}"
+        lowers(_full, promotion=_SAME)(_no_float64(_full, _function))
 
 
 @lowers("aten.add.Tensor", "aten.add.Scalar", promotion=_SAME)
@@ -94,7 +124,8 @@ def _truncated(x: Any, y: Any) -> Any:
     return jax.lax.div(*jnp.broadcast_arrays(x, y)) if _integral(x) else jnp.trunc(x / y)
 
 
-_FLOOR, _TRUNC = Rule(jnp.floor_divide, _SAME), Rule(_truncated, _SAME)
+_FLOOR = Rule(_no_float64("aten.div.Tensor_mode", jnp.floor_divide), _SAME)
+_TRUNC = Rule(_truncated, _SAME)
 
 
 def _integral(x: Any) -> bool:
@@ -103,7 +134,10 @@ def _integral(x: Any) -> bool:
 
 @lowers("aten.gelu.default", promotion=_SAME)
 def _gelu(x: Any, *, approximate: str = "none") -> Any:
-    return jax.nn.gelu(x, approximate=approximate == "tanh")
+    if approximate == "tanh":
+        inner = x + x.dtype.type(0.044715) * x * x * x
+        return x * (1 + tanh(inner * x.dtype.type(math.sqrt(2 / math.pi)))) / 2
+    return jax.nn.gelu(x, approximate=False)
 
 
 @lowers("aten.leaky_relu.default", promotion=_SAME)
@@ -157,17 +191,17 @@ _choose = Rule(_select, _SAME)
 @lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
     # The result has the type of `x`, whatever the value's.
-    return jnp.where(mask, jnp.asarray(value, x.dtype), x)
+    return jnp.where(mask, as_array(value, x.dtype), x)
 
 
 @lowers("aten._to_copy.default")
 def _to_copy(x: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return x if dtype is None else x.astype(jax_dtype(dtype))
+    return x if dtype is None else cast(x, jax_dtype(dtype))
 
 
 @lowers("prims.convert_element_type.default")
 def _convert(x: Any, dtype: Any) -> Any:
-    return x.astype(jax_dtype(dtype))
+    return cast(x, jax_dtype(dtype))
 
 
 @lowers(
@@ -184,4 +218,4 @@ def _same(x: Any, **_: Any) -> Any:
 @lowers("aten.copy.default")
 def _copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     del non_blocking
-    return jnp.broadcast_to(source.astype(x.dtype), x.shape)
+    return jnp.broadcast_to(cast(source, x.dtype), x.shape)

@@ -22,7 +22,8 @@ from neuron_store.lowering import (  # noqa: F401  (importing a group registers 
     shape,
     transcendental,
 )
-from neuron_store.lowering._rules import RULES, constant_array, jax_dtype
+from neuron_store.lowering._jax_settings import pinned_settings
+from neuron_store.lowering._rules import RULES, cast, constant_array, jax_dtype
 from neuron_store.lowering.operators import operator_name
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def export(
         found = {o.result: v for o, v in zip(plan, values, strict=True) if o.result is not None}
         return tuple(jax.numpy.asarray(found[position]) for position in sorted(found))
 
-    # 64-bit types are off in JAX by default, and an int64 input would silently become an int32.
-    with jax.enable_x64(True):
+    with pinned_settings():
         structs = [jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors]
         traced = jax.jit(main, keep_unused=True).trace(*structs)
         module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
@@ -178,7 +178,15 @@ class _Interpreter:
             # Arithmetic on sizes, and getitem.
             assert callable(target)
             return target(*args, **kwargs)
-        return self._checked(name, node, rule(*args, **kwargs))
+        try:
+            found = rule(*args, **kwargs)
+        except (UnsupportedOperator, MemoryError):
+            raise
+        except Exception as error:
+            # A case that the rule did not foresee; eager may well have it.
+            reason = f"its rule fails: {type(error).__name__}: {error}".splitlines()[0]
+            raise UnsupportedOperator(name, reason) from error
+        return self._checked(name, node, found)
 
     def _checked(self, name: str, node: Node, result: Any) -> Any:
         """The result in the type that the tracer says it has; another shape is a rule's mistake."""
@@ -194,4 +202,4 @@ class _Interpreter:
         wanted = tuple(concrete(size, self._bindings) for size in expected.shape)
         if result.shape != wanted:
             raise UnsupportedOperator(name, f"its rule gives shape {result.shape}, not {wanted}")
-        return result.astype(jax_dtype(expected.dtype))
+        return cast(result, jax_dtype(expected.dtype))

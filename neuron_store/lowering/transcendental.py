@@ -14,18 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neuron_store.errors import UnsupportedOperator
-from neuron_store.lowering._rules import KIND, RULES, lowers, widened
+from neuron_store.lowering._rules import KIND, RULES, lowers, not_float64, widened
 
-__all__ = ["not_float64"]
+__all__ = ["tanh"]
 
 _FLOAT = KIND.INT_TO_FLOAT
-
-
-def not_float64(operator: str, x: Any) -> None:
-    """Raises `UnsupportedOperator` for an operand of the type that IREE cannot compile it in."""
-    if x.dtype == np.float64:
-        raise UnsupportedOperator(operator, "dtype float64: the compiler has no such function")
 
 
 # -- powers -----------------------------------------------------------------------------------
@@ -135,17 +128,18 @@ def _atan2(y: Any, x: Any) -> Any:
     not_float64("aten.atan2.default", x)
     y, x = jnp.broadcast_arrays(y, x)
     # Beside an infinity a finite number is zero, and two infinities are as two ones.
-    endless = jnp.isinf(x) | jnp.isinf(y)
-    known = ~(jnp.isnan(x) | jnp.isnan(y))
-    y, x = (
-        jnp.where(endless & known, jnp.copysign(jnp.where(jnp.isinf(v), 1, 0), v), v)
-        for v in (y, x)
+    endless = (jnp.isinf(x) | jnp.isinf(y)) & ~(jnp.isnan(x) | jnp.isnan(y))
+    height, width = (
+        jnp.where(endless, jnp.isinf(v).astype(v.dtype), jnp.abs(v)) for v in (y, x)
     )
-    return jnp.arctan2(y, x)
+    width = jnp.where((height == 0) & (width == 0), jnp.ones_like(width), width)
+    angle = jnp.arctan2(height, width)
+    return jnp.copysign(jnp.where(jnp.signbit(x), np.float32(np.pi) - angle, angle), y)
 
 
 @lowers("aten.tanh.default", promotion=_FLOAT)
-def _tanh(x: Any) -> Any:
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent, of float64 too."""
     if x.dtype != np.float64:
         return jnp.tanh(x)
     shrunk = jnp.expm1(-2 * jnp.abs(x))
