@@ -60,7 +60,9 @@ class Rule:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.vectors:
             whole = args[0].ndim > 0
-            args = tuple(jnp.atleast_1d(a) if isinstance(a, jax.Array) else a for a in args)
+            args = tuple(
+                jnp.reshape(a, (1,)) if isinstance(a, jax.Array) and not a.ndim else a for a in args
+            )
             found = self.function(*args, **kwargs)
             return found if whole else jax.tree.map(lambda r: jnp.reshape(r, ()), found)
         if self.promotion is None:
@@ -121,6 +123,9 @@ def as_array(value: Any, dtype: Any) -> Any:
 
 def cast(x: Any, dtype: Any) -> Any:
     """An array in another type, the numbers that it cannot hold as torch has them on x86."""
+    if x.dtype == bool:
+        # Of a conversion IREE counts one element only, when it finds that all have one value.
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
     dtype, real = np.dtype(dtype), jnp.issubdtype(x.dtype, jnp.floating)
     if real and dtype in _SMALL:
         return x.astype(np.int32).astype(dtype)

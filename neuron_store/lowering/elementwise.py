@@ -39,6 +39,7 @@ for _names, _function, _kind in (
     (("aten.exp2.default",), jnp.exp2, _FLOAT),
     (("aten.expm1.default",), jnp.expm1, _FLOAT),
     (("aten.log.default",), jnp.log, _FLOAT),
+    (("aten.log10.default",), lambda x: jnp.log(x) * x.dtype.type(1 / math.log(10)), _FLOAT),
     (("aten.log1p.default",), jnp.log1p, _FLOAT),
     (("aten.log2.default",), jnp.log2, _FLOAT),
     (("aten.sqrt.default",), jnp.sqrt, _FLOAT),
@@ -48,6 +49,8 @@ for _names, _function, _kind in (
     (("aten.erf.default",), jax.lax.erf, _FLOAT),
     (("aten.isnan.default",), jnp.isnan, _BOOL),
     (("aten.isinf.default",), jnp.isinf, _BOOL),
+    (("aten.isneginf.default",), lambda x: x == -jnp.inf, _BOOL),
+    (("aten.isposinf.default",), lambda x: x == jnp.inf, _BOOL),
     (("aten.logical_not.default",), jnp.logical_not, _BOOL),
     (("aten.bitwise_not.default",), jnp.invert, _SAME),
     (("aten.mul.Tensor", "aten.mul.Scalar"), jnp.multiply, _SAME),
@@ -71,6 +74,8 @@ for _names, _function, _kind in (
 
 
 def _sign(x: Any) -> Any:
+    if x.dtype == bool:
+        return x
     return jnp.where(x != x, jnp.zeros_like(x), jnp.sign(x))  # noqa: PLR0124  (NaN, which has none)
 
 

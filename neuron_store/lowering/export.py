@@ -24,12 +24,14 @@ from neuron_store.lowering import (  # noqa: F401  (importing a group registers 
 )
 from neuron_store.lowering._jax_settings import pinned_settings
 from neuron_store.lowering._rules import RULES, cast, constant_array, jax_dtype
-from neuron_store.lowering.operators import operator_name
+from neuron_store.lowering.operators import OPERATORS, operator_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Exported", "TensorSpec", "export"]
+
+_CONVERSIONS = ("aten._to_copy.default", "prims.convert_element_type.default")
 
 
 @attrs.frozen
@@ -129,6 +131,7 @@ class _Interpreter:
     def __init__(self, gm: GraphModule, bindings: Mapping[Any, int]) -> None:
         self._gm = gm
         self._bindings = bindings
+        self._constants: set[Node] = set()
 
     def run(self, *args: Any) -> tuple[Any, ...]:
         rest = iter(args)
@@ -143,6 +146,8 @@ class _Interpreter:
                 return tuple(found) if isinstance(found, list | tuple) else (found,)
             else:
                 values[node] = self._call(node, values)
+            if node.op != "placeholder" and self._constants.issuperset(node.all_input_nodes):
+                self._constants.add(node)
         raise UnsupportedOperator("a graph without an output")
 
     def _resolved(self, value: Any, values: Mapping[Node, Any]) -> Any:
@@ -178,6 +183,8 @@ class _Interpreter:
             # Arithmetic on sizes, and getitem.
             assert callable(target)
             return target(*args, **kwargs)
+        if name in OPERATORS["reductions"] and self._folds(node.args[0]):
+            args = (jax.lax.optimization_barrier(args[0]), *args[1:])
         try:
             found = rule(*args, **kwargs)
         except (UnsupportedOperator, MemoryError):
@@ -187,6 +194,18 @@ class _Interpreter:
             reason = f"its rule fails: {type(error).__name__}: {error}".splitlines()[0]
             raise UnsupportedOperator(name, reason) from error
         return self._checked(name, node, found)
+
+    def _folds(self, operand: Any) -> bool:
+        """Whether IREE may find that all elements of what is reduced have one constant value.
+
+        If it converts that value, too, IREE 3.13 reduces one element in the place of all.
+        """
+        if operand in self._constants:
+            return True
+        if not isinstance(operand, Node) or operator_name(operand) not in _CONVERSIONS:
+            return False
+        given = operand.args[0].meta.get("val") if isinstance(operand.args[0], Node) else None
+        return isinstance(given, torch.Tensor) and not given.dtype.is_floating_point
 
     def _checked(self, name: str, node: Node, result: Any) -> Any:
         """The result in the type that the tracer says it has; another shape is a rule's mistake."""

@@ -26,10 +26,14 @@ def _axes(dim: Any) -> Any:
 
 def _accumulator(x: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
     """The operand in the type to sum in, and the result's type."""
+    given = x
     if dtype is not None:
         x = cast(x, jax_dtype(dtype))
     elif not jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(jax_dtype(torch.int64))
+        x = cast(x, jax_dtype(torch.int64))
+    if not jnp.issubdtype(given.dtype, jnp.floating) and given.dtype != x.dtype:
+        # IREE counts one element where it finds that all have one value, and converts in the sum.
+        x = jax.lax.optimization_barrier(x)
     return widened(x), x.dtype
 
 
@@ -134,7 +138,7 @@ def _cumprod(x: Any, dim: int, *, dtype: Any = None) -> Any:
 @lowers("aten.logsumexp.default", vectors=True)
 def _logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(jax_dtype(torch.float32))
+        x = cast(x, jax_dtype(torch.float32))
     return jax.nn.logsumexp(widened(x), _axes(dim), keepdims=keepdim).astype(x.dtype)
 
 

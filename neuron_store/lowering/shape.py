@@ -131,7 +131,7 @@ def _repeat(x: Any, repeats: Sequence[int]) -> Any:
     return jnp.tile(x, tuple(repeats))
 
 
-@lowers("aten.flip.default")
+@lowers("aten.flip.default", vectors=True)
 def _flip(x: Any, dims: Sequence[int]) -> Any:
     return jnp.flip(x, tuple(dims))
 
