@@ -65,7 +65,7 @@ def pinned_settings() -> Iterator[None]:
     """
     # No public name gives the context managers of all settings. One that another version of JAX
     # has not, it has no use for.
-    states = jax.config._value_holders  # noqa: SLF001
+    states = jax.config._value_holders
     with contextlib.ExitStack() as stack:
         for name, value in _VALUES.items():
             if name in states:

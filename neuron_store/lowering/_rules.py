@@ -129,8 +129,9 @@ def cast(x: Any, dtype: Any) -> Any:
     dtype, real = np.dtype(dtype), jnp.issubdtype(x.dtype, jnp.floating)
     if real and dtype in _SMALL:
         return x.astype(np.int32).astype(dtype)
-    if not real and dtype == ml_dtypes.bfloat16:  # IREE has no such conversion
-        return x.astype(np.float32).astype(dtype)
+    if not real and dtype == ml_dtypes.bfloat16:
+        # IREE has no such conversion, and makes one of two that it sees together.
+        return jax.lax.optimization_barrier(x.astype(np.float32)).astype(dtype)
     return x.astype(dtype)
 
 

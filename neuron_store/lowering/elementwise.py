@@ -24,10 +24,17 @@ _FLOAT = KIND.INT_TO_FLOAT
 _SAME = KIND.DEFAULT
 _BOOL = KIND.ALWAYS_BOOL
 
+
+def _sign(x: Any) -> Any:
+    if x.dtype == bool:
+        return x
+    return jnp.where(x != x, jnp.zeros_like(x), jnp.sign(x))  # noqa: PLR0124  (NaN, which has none)
+
+
 for _names, _function, _kind in (
     (("aten.abs.default",), jnp.abs, _SAME),
     (("aten.neg.default",), jnp.negative, _SAME),
-    (("aten.sign.default", "aten.sgn.default"), lambda x: _sign(x), _SAME),
+    (("aten.sign.default", "aten.sgn.default"), _sign, _SAME),
     (("aten.square.default",), jnp.square, _SAME),
     (("aten.relu.default",), lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)), _SAME),
     (("aten.silu.default",), lambda x: x * jax.nn.sigmoid(x), _SAME),
@@ -71,12 +78,6 @@ for _names, _function, _kind in (
     (("aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar"), jnp.bitwise_xor, _SAME),
 ):
     lowers(*_names, promotion=_kind)(_function)
-
-
-def _sign(x: Any) -> Any:
-    if x.dtype == bool:
-        return x
-    return jnp.where(x != x, jnp.zeros_like(x), jnp.sign(x))  # noqa: PLR0124  (NaN, which has none)
 
 
 def _no_float64(operator: str, function: Any) -> Any:
@@ -141,7 +142,7 @@ def _integral(x: Any) -> bool:
 def _gelu(x: Any, *, approximate: str = "none") -> Any:
     if approximate == "tanh":
         inner = x + x.dtype.type(0.044715) * x * x * x
-        return x * (1 + tanh(inner * x.dtype.type(math.sqrt(2 / math.pi)))) / 2
+        return x * ((1 + tanh(inner * x.dtype.type(math.sqrt(2 / math.pi)))) / 2)
     return jax.nn.gelu(x, approximate=False)
 
 

@@ -44,7 +44,9 @@ def _pow(x: Any, y: Any) -> Any:
 
 @lowers("aten.pow.Tensor_Scalar")
 def _pow_scalar(x: Any, exponent: Any) -> Any:
-    if abs(exponent) == 0.5 and x.dtype != np.float16:  # of a negative zero and infinity eager gives what the root gives
+    if (
+        abs(exponent) == 0.5 and x.dtype != np.float16
+    ):  # of a negative zero and infinity eager gives what the root gives
         return RULES[f"aten.{'sqrt' if exponent > 0 else 'rsqrt'}.default"](x)
     # Repeated multiplication is exact for whole numbers that the type can hold.
     if float(exponent).is_integer() and abs(exponent) <= 16 and _floating(x):
@@ -107,7 +109,7 @@ def _turned(x: Any, quarters: int) -> Any:
     """The sine of `x` and so many right angles.
 
     Cody and Waite's reduction: of two factors with 12 digits each the product is exact, so the
-    rest is right for angles up to 2**24 right angles.
+    rest is right for up to 2**24 right angles, where floats are two apart already.
     """
     turns = jnp.round(x * np.float32(2 / np.pi))
     coarse = jnp.round(turns * np.float32(2.0**-12)) * np.float32(2.0**12)
@@ -117,8 +119,11 @@ def _turned(x: Any, quarters: int) -> Any:
         rest = (rest - coarse * np.float32(part)) - fine * np.float32(part)
     small = jnp.abs(x) <= np.float32(np.pi / 4)
     rest = jnp.where(small, x, rest)
-    quadrant = jnp.where(small, 0, turns) + quarters
-    quadrant = quadrant - 4 * jnp.floor(quadrant * np.float32(0.25))
+    # Of angles so large that it fails, the reduction leaves anything.
+    rest = jnp.clip(rest, -1, 1)
+    turns = jnp.where(small, 0, turns)
+    quadrant = turns - 4 * jnp.floor(turns * np.float32(0.25)) + quarters
+    quadrant = jnp.where(quadrant >= 4, quadrant - 4, quadrant)
     value = jnp.where((quadrant == 1) | (quadrant == 3), jnp.cos(rest), jnp.sin(rest))
     return jnp.where(quadrant >= 2, -value, value)
 
@@ -129,9 +134,7 @@ def _atan2(y: Any, x: Any) -> Any:
     y, x = jnp.broadcast_arrays(y, x)
     # Beside an infinity a finite number is zero, and two infinities are as two ones.
     endless = (jnp.isinf(x) | jnp.isinf(y)) & ~(jnp.isnan(x) | jnp.isnan(y))
-    height, width = (
-        jnp.where(endless, jnp.isinf(v).astype(v.dtype), jnp.abs(v)) for v in (y, x)
-    )
+    height, width = (jnp.where(endless, jnp.isinf(v).astype(v.dtype), jnp.abs(v)) for v in (y, x))
     width = jnp.where((height == 0) & (width == 0), jnp.ones_like(width), width)
     angle = jnp.arctan2(height, width)
     return jnp.copysign(jnp.where(jnp.signbit(x), np.float32(np.pi) - angle, angle), y)
