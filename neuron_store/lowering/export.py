@@ -77,12 +77,21 @@ def export(
         found = {o.result: v for o, v in zip(plan, values, strict=True) if o.result is not None}
         return tuple(jax.numpy.asarray(found[position]) for position in sorted(found))
 
-    with pinned_settings():
-        structs = [jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors]
-        traced = jax.jit(main, keep_unused=True).trace(*structs)
-        module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
-        text = module.operation.get_asm(enable_debug_info=False)
+    try:
+        with pinned_settings():
+            structs = [jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors]
+            traced = jax.jit(main, keep_unused=True).trace(*structs)
+            module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+            text = module.operation.get_asm(enable_debug_info=False)
+    except (UnsupportedOperator, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedOperator("a graph", _unforeseen(error)) from error
     return Exported(text.encode(), _hlo(text))
+
+
+def _unforeseen(error: Exception) -> str:
+    return f"lowering it fails: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def _hlo(stablehlo: str) -> bytes:
@@ -191,8 +200,7 @@ class _Interpreter:
             raise
         except Exception as error:
             # A case that the rule did not foresee; eager may well have it.
-            reason = f"its rule fails: {type(error).__name__}: {error}".splitlines()[0]
-            raise UnsupportedOperator(name, reason) from error
+            raise UnsupportedOperator(name, _unforeseen(error)) from error
         return self._checked(name, node, found)
 
     def _folds(self, operand: Any) -> bool:
