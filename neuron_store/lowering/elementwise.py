@@ -28,7 +28,10 @@ _BOOL = KIND.ALWAYS_BOOL
 def _sign(x: Any) -> Any:
     if x.dtype == bool:
         return x
-    return jnp.where(x != x, jnp.zeros_like(x), jnp.sign(x))  # noqa: PLR0124  (NaN, which has none)
+    one, zero = jnp.ones_like(x), jnp.zeros_like(x)
+    # Of NaN and of a negative zero it is zero.
+    below = zero if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else jnp.where(x < 0, -one, zero)
+    return jnp.where(x > 0, one, below)
 
 
 for _names, _function, _kind in (

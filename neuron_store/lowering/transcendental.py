@@ -120,7 +120,7 @@ def _turned(x: Any, quarters: int) -> Any:
     small = jnp.abs(x) <= np.float32(np.pi / 4)
     rest = jnp.where(small, x, rest)
     # Of angles so large that it fails, the reduction leaves anything.
-    rest = jnp.clip(rest, -1, 1)
+    rest = jnp.clip(rest, -2, 2)
     turns = jnp.where(small, 0, turns)
     quadrant = turns - 4 * jnp.floor(turns * np.float32(0.25)) + quarters
     quadrant = jnp.where(quadrant >= 4, quadrant - 4, quadrant)

@@ -1,4 +1,4 @@
-"""Losses, activations and models: their values and gradients against eager, by the real compiler."""
+"""Losses, activations and models: their values and gradients against eager."""
 
 from __future__ import annotations
 
