@@ -80,7 +80,7 @@ def _integer_power(x: Any, y: Any) -> Any:
 @lowers("aten.sin.default", promotion=_FLOAT)
 def _sin(x: Any) -> Any:
     not_float64("aten.sin.default", x)
-    return _turned(x, 0)
+    return jnp.where(x == 0, x, _turned(x, 0))
 
 
 @lowers("aten.cos.default", promotion=_FLOAT)
