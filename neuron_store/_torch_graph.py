@@ -193,7 +193,13 @@ class _Specialised:
         stride = tuple(concrete(s, self.bindings) for s in like.stride())
         if stride == result.stride() or not result.numel():
             return result
-        return torch.empty_strided(result.shape, stride, dtype=result.dtype).copy_(result)
+        repeated = [d for d, step in enumerate(stride) if not step and result.shape[d] > 1]
+        once = result
+        for dim in repeated:
+            # One place in memory stands for all of the dimension, and is written once.
+            once = once.narrow(dim, 0, 1)
+        laid = torch.empty_strided(once.shape, stride, dtype=result.dtype).copy_(once)
+        return laid.expand(result.shape)
 
 
 @attrs.frozen

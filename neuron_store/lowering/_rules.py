@@ -22,9 +22,12 @@ __all__ = [
     "KIND",
     "RULES",
     "Rule",
+    "as_array",
+    "cast",
     "constant_array",
     "jax_dtype",
     "lowers",
+    "not_float64",
     "torch_dtype",
     "widened",
 ]
@@ -51,8 +54,17 @@ class Rule:
     function: Callable[..., Any]
     promotion: KIND | None = None
     """How tensor operands are cast beforehand, and the result afterwards; None: not at all."""
+    vectors: bool = False
+    """Whether a tensor without dimensions counts as one of one element, as torch's `dim` has it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vectors:
+            whole = args[0].ndim > 0
+            args = tuple(
+                jnp.reshape(a, (1,)) if isinstance(a, jax.Array) and not a.ndim else a for a in args
+            )
+            found = self.function(*args, **kwargs)
+            return found if whole else jax.tree.map(lambda r: jnp.reshape(r, ()), found)
         if self.promotion is None:
             return self.function(*args, **kwargs)
         operands = [a for a in args if isinstance(a, jax.Array | bool | int | float)]
@@ -65,25 +77,24 @@ class Rule:
         ]
         compute, result = elementwise_dtypes(*likes, type_promotion_kind=self.promotion)
         dtype = jax_dtype(compute)
-        cast = [
-            jnp.asarray(a, dtype) if isinstance(a, jax.Array | bool | int | float) else a
-            for a in args
+        operands = [
+            as_array(a, dtype) if isinstance(a, jax.Array | bool | int | float) else a for a in args
         ]
-        return self.function(*cast, **kwargs).astype(jax_dtype(result))
+        return cast(self.function(*operands, **kwargs), jax_dtype(result))
 
 
 RULES: dict[str, Rule] = {}
 
 
 def lowers(
-    *names: str, promotion: KIND | None = None
+    *names: str, promotion: KIND | None = None, vectors: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the decorated function as the rule for these operators."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             assert name not in RULES, name
-            RULES[name] = Rule(function, promotion)
+            RULES[name] = Rule(function, promotion, vectors)
         return function
 
     return register
@@ -100,6 +111,37 @@ def jax_dtype(dtype: torch.dtype) -> Any:
 def torch_dtype(dtype: Any) -> torch.dtype:
     """The torch type of an array type."""
     return _BACK[np.dtype(dtype)]
+
+
+def as_array(value: Any, dtype: Any) -> Any:
+    """A number or array in this type; a number outside of it as torch casts it (-1 is 255)."""
+    if isinstance(value, jax.Array):
+        return cast(value, dtype)
+    with np.errstate(all="ignore"):
+        return jnp.asarray(np.asarray(value).astype(dtype))
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """An array in another type, the numbers that it cannot hold as torch has them on x86."""
+    if x.dtype == bool:
+        # Of a conversion IREE counts one element only, when it finds that all have one value.
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
+    dtype, real = np.dtype(dtype), jnp.issubdtype(x.dtype, jnp.floating)
+    if real and dtype in _SMALL:
+        return x.astype(np.int32).astype(dtype)
+    if not real and dtype == ml_dtypes.bfloat16:
+        # IREE has no such conversion, and makes one of two that it sees together.
+        return jax.lax.optimization_barrier(x.astype(np.float32)).astype(dtype)
+    return x.astype(dtype)
+
+
+_SMALL = (np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int16))
+
+
+def not_float64(operator: str, x: Any) -> None:
+    """Raises `UnsupportedOperator` for an operand of a type that IREE cannot compile it in."""
+    if x.dtype == np.float64:
+        raise UnsupportedOperator(operator, "the compiler has no such function of float64")
 
 
 def constant_array(tensor: torch.Tensor) -> Any:

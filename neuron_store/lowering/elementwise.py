@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from neuron_store.lowering._rules import KIND, RULES, Rule, jax_dtype, lowers, widened
+from neuron_store.lowering._rules import (
+    KIND,
+    RULES,
+    Rule,
+    as_array,
+    cast,
+    jax_dtype,
+    lowers,
+    not_float64,
+)
+from neuron_store.lowering.transcendental import tanh
 
 _FLOAT = KIND.INT_TO_FLOAT
 _SAME = KIND.DEFAULT
 _BOOL = KIND.ALWAYS_BOOL
 
+
+def _sign(x: Any) -> Any:
+    if x.dtype == bool:
+        return x
+    one, zero = jnp.ones_like(x), jnp.zeros_like(x)
+    # Of NaN and of a negative zero it is zero.
+    below = zero if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else jnp.where(x < 0, -one, zero)
+    return jnp.where(x > 0, one, below)
+
+
 for _names, _function, _kind in (
     (("aten.abs.default",), jnp.abs, _SAME),
     (("aten.neg.default",), jnp.negative, _SAME),
-    (("aten.sign.default",), jnp.sign, _SAME),
+    (("aten.sign.default", "aten.sgn.default"), _sign, _SAME),
     (("aten.square.default",), jnp.square, _SAME),
     (("aten.relu.default",), lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)), _SAME),
     (("aten.silu.default",), lambda x: x * jax.nn.sigmoid(x), _SAME),
@@ -28,28 +49,24 @@ for _names, _function, _kind in (
     (("aten.exp2.default",), jnp.exp2, _FLOAT),
     (("aten.expm1.default",), jnp.expm1, _FLOAT),
     (("aten.log.default",), jnp.log, _FLOAT),
+    (("aten.log10.default",), lambda x: jnp.log(x) * x.dtype.type(1 / math.log(10)), _FLOAT),
     (("aten.log1p.default",), jnp.log1p, _FLOAT),
     (("aten.log2.default",), jnp.log2, _FLOAT),
     (("aten.sqrt.default",), jnp.sqrt, _FLOAT),
     (("aten.rsqrt.default",), jax.lax.rsqrt, _FLOAT),
     (("aten.reciprocal.default",), lambda x: 1 / x, _FLOAT),
-    (("aten.sin.default",), jnp.sin, _FLOAT),
-    (("aten.cos.default",), jnp.cos, _FLOAT),
-    (("aten.tanh.default",), jnp.tanh, _FLOAT),
     (("aten.sigmoid.default",), jax.nn.sigmoid, _FLOAT),
     (("aten.erf.default",), jax.lax.erf, _FLOAT),
     (("aten.isnan.default",), jnp.isnan, _BOOL),
     (("aten.isinf.default",), jnp.isinf, _BOOL),
+    (("aten.isneginf.default",), lambda x: x == -jnp.inf, _BOOL),
+    (("aten.isposinf.default",), lambda x: x == jnp.inf, _BOOL),
     (("aten.logical_not.default",), jnp.logical_not, _BOOL),
     (("aten.bitwise_not.default",), jnp.invert, _SAME),
     (("aten.mul.Tensor", "aten.mul.Scalar"), jnp.multiply, _SAME),
     (("aten.div.Tensor", "aten.div.Scalar"), jnp.true_divide, _FLOAT),
-    (("aten.atan2.default",), jnp.arctan2, _FLOAT),
     (("aten.maximum.default",), jnp.maximum, _SAME),
     (("aten.minimum.default",), jnp.minimum, _SAME),
-    (("aten.remainder.Tensor", "aten.remainder.Scalar"), jnp.remainder, _SAME),
-    (("aten.fmod.Tensor", "aten.fmod.Scalar"), jnp.fmod, _SAME),
-    (("aten.floor_divide.default",), jnp.floor_divide, _SAME),
     (("aten.eq.Tensor", "aten.eq.Scalar"), jnp.equal, _BOOL),
     (("aten.ne.Tensor", "aten.ne.Scalar"), jnp.not_equal, _BOOL),
     (("aten.lt.Tensor", "aten.lt.Scalar"), jnp.less, _BOOL),
@@ -64,6 +81,24 @@ for _names, _function, _kind in (
     (("aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar"), jnp.bitwise_xor, _SAME),
 ):
     lowers(*_names, promotion=_kind)(_function)
+
+
+def _no_float64(operator: str, function: Any) -> Any:
+    def checked(x: Any, y: Any) -> Any:
+        not_float64(operator, x)
+        return function(x, y)
+
+    return checked
+
+
+for _stem, _function, _names in (
+    ("remainder", jnp.remainder, ("Tensor", "Scalar")),
+    ("fmod", jnp.fmod, ("Tensor", "Scalar")),
+    ("floor_divide", jnp.floor_divide, ("default",)),
+):
+    for _name in _names:
+        _full = f"aten.{_stem}.{_name}"
+        lowers(_full, promotion=_SAME)(_no_float64(_full, _function))
 
 
 @lowers("aten.add.Tensor", "aten.add.Scalar", promotion=_SAME)
@@ -98,29 +133,20 @@ def _truncated(x: Any, y: Any) -> Any:
     return jax.lax.div(*jnp.broadcast_arrays(x, y)) if _integral(x) else jnp.trunc(x / y)
 
 
-_FLOOR, _TRUNC = Rule(jnp.floor_divide, _SAME), Rule(_truncated, _SAME)
+_FLOOR = Rule(_no_float64("aten.div.Tensor_mode", jnp.floor_divide), _SAME)
+_TRUNC = Rule(_truncated, _SAME)
 
 
 def _integral(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.integer))
 
 
-@lowers("aten.pow.Tensor_Tensor", "aten.pow.Scalar", promotion=KIND.BOOL_TO_LONG)
-def _pow(x: Any, y: Any) -> Any:
-    return jnp.power(x, y)
-
-
-@lowers("aten.pow.Tensor_Scalar")
-def _pow_scalar(x: Any, exponent: Any) -> Any:
-    # Repeated multiplication is what eager does for whole powers, and it keeps more digits.
-    if float(exponent).is_integer() and abs(exponent) <= 8 and not _integral(x):
-        return jax.lax.integer_pow(widened(x), int(exponent)).astype(x.dtype)
-    return RULES["aten.pow.Tensor_Tensor"](x, exponent)
-
-
 @lowers("aten.gelu.default", promotion=_SAME)
 def _gelu(x: Any, *, approximate: str = "none") -> Any:
-    return jax.nn.gelu(x, approximate=approximate == "tanh")
+    if approximate == "tanh":
+        inner = x + x.dtype.type(0.044715) * x * x * x
+        return x * ((1 + tanh(inner * x.dtype.type(math.sqrt(2 / math.pi)))) / 2)
+    return jax.nn.gelu(x, approximate=False)
 
 
 @lowers("aten.leaky_relu.default", promotion=_SAME)
@@ -174,17 +200,17 @@ _choose = Rule(_select, _SAME)
 @lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
     # The result has the type of `x`, whatever the value's.
-    return jnp.where(mask, jnp.asarray(value, x.dtype), x)
+    return jnp.where(mask, as_array(value, x.dtype), x)
 
 
 @lowers("aten._to_copy.default")
 def _to_copy(x: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return x if dtype is None else x.astype(jax_dtype(dtype))
+    return x if dtype is None else cast(x, jax_dtype(dtype))
 
 
 @lowers("prims.convert_element_type.default")
 def _convert(x: Any, dtype: Any) -> Any:
-    return x.astype(jax_dtype(dtype))
+    return cast(x, jax_dtype(dtype))
 
 
 @lowers(
@@ -201,4 +227,4 @@ def _same(x: Any, **_: Any) -> Any:
 @lowers("aten.copy.default")
 def _copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     del non_blocking
-    return jnp.broadcast_to(source.astype(x.dtype), x.shape)
+    return jnp.broadcast_to(cast(source, x.dtype), x.shape)

@@ -20,15 +20,19 @@ from neuron_store.lowering import (  # noqa: F401  (importing a group registers 
     matmul,
     reductions,
     shape,
+    transcendental,
 )
 from neuron_store.lowering._borrowed import own_updates
-from neuron_store.lowering._rules import RULES, constant_array, jax_dtype
-from neuron_store.lowering.operators import operator_name
+from neuron_store.lowering._jax_settings import pinned_settings
+from neuron_store.lowering._rules import RULES, cast, constant_array, jax_dtype
+from neuron_store.lowering.operators import OPERATORS, operator_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Exported", "TensorSpec", "export"]
+
+_CONVERSIONS = ("aten._to_copy.default", "prims.convert_element_type.default")
 
 
 @attrs.frozen
@@ -74,18 +78,26 @@ def export(
         found = {o.result: values[o.node] for o in plan if o.result is not None and o.node}
         return tuple(jax.numpy.asarray(found[position]) for position in sorted(found))
 
-    # 64-bit types are off in JAX by default, and an int64 input would silently become an int32.
-    with jax.enable_x64(True):
-        structs = [jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors]
-        traced = jax.jit(main, keep_unused=True).trace(*structs)
-        module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
-        hlo = _hlo(_text(module))
-        own_updates(module)
-        return Exported(_text(module).encode(), hlo)
+    try:
+        with pinned_settings():
+            structs = [jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors]
+            traced = jax.jit(main, keep_unused=True).trace(*structs)
+            module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+            hlo = _hlo(_text(module))
+            own_updates(module)
+            return Exported(_text(module).encode(), hlo)
+    except (UnsupportedOperator, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedOperator("a graph", _unforeseen(error)) from error
 
 
 def _text(module: Any) -> str:
     return str(module.operation.get_asm(enable_debug_info=False))
+
+
+def _unforeseen(error: Exception) -> str:
+    return f"lowering it fails: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def _hlo(stablehlo: str) -> bytes:
@@ -134,6 +146,7 @@ class _Interpreter:
     def __init__(self, gm: GraphModule, bindings: Mapping[Any, int]) -> None:
         self._gm = gm
         self._bindings = bindings
+        self._constants: set[Node] = set()
 
     def run(self, *args: Any) -> tuple[Any, ...]:
         """What the graph returns."""
@@ -153,6 +166,8 @@ class _Interpreter:
                 values[node] = self._attribute(str(node.target))
             elif node.op != "output":
                 values[node] = self._call(node, values)
+            if node.op != "placeholder" and self._constants.issuperset(node.all_input_nodes):
+                self._constants.add(node)
         return values
 
     def _resolved(self, value: Any, values: Mapping[Node, Any]) -> Any:
@@ -188,7 +203,28 @@ class _Interpreter:
             # Arithmetic on sizes, and getitem.
             assert callable(target)
             return target(*args, **kwargs)
-        return self._checked(name, node, rule(*args, **kwargs))
+        if name in OPERATORS["reductions"] and self._folds(node.args[0]):
+            args = (jax.lax.optimization_barrier(args[0]), *args[1:])
+        try:
+            found = rule(*args, **kwargs)
+        except (UnsupportedOperator, MemoryError):
+            raise
+        except Exception as error:
+            # A case that the rule did not foresee; eager may well have it.
+            raise UnsupportedOperator(name, _unforeseen(error)) from error
+        return self._checked(name, node, found)
+
+    def _folds(self, operand: Any) -> bool:
+        """Whether IREE may find that all elements of what is reduced have one constant value.
+
+        If it converts that value, too, IREE 3.13 reduces one element in the place of all.
+        """
+        if operand in self._constants:
+            return True
+        if not isinstance(operand, Node) or operator_name(operand) not in _CONVERSIONS:
+            return False
+        given = operand.args[0].meta.get("val") if isinstance(operand.args[0], Node) else None
+        return isinstance(given, torch.Tensor) and not given.dtype.is_floating_point
 
     def _checked(self, name: str, node: Node, result: Any) -> Any:
         """The result in the type that the tracer says it has; another shape is a rule's mistake."""
@@ -204,4 +240,4 @@ class _Interpreter:
         wanted = tuple(concrete(size, self._bindings) for size in expected.shape)
         if result.shape != wanted:
             raise UnsupportedOperator(name, f"its rule gives shape {result.shape}, not {wanted}")
-        return result.astype(jax_dtype(expected.dtype))
+        return cast(result, jax_dtype(expected.dtype))

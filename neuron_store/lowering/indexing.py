@@ -22,16 +22,18 @@ def _embedding(weight: Any, indices: Any, *_: Any) -> Any:
     return jnp.take(weight, indices, axis=0, mode="clip")
 
 
-@lowers("aten.index_select.default")
+@lowers("aten.index_select.default", vectors=True)
 def _index_select(x: Any, dim: int, index: Any) -> Any:
-    return jnp.take(x, jnp.atleast_1d(index), axis=dim, mode="clip")
+    return jnp.take(x, index, axis=dim, mode="clip")
 
 
 @lowers("aten.gather.default")
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     del sparse_grad
     if x.ndim == 0:
-        return x
+        return jnp.broadcast_to(x, index.shape)
+    if index.ndim == 0:
+        return x.at[index].get(mode="clip")
     return x.at[_grid(index, dim)].get(mode="clip")
 
 
@@ -42,17 +44,17 @@ def _grid(index: Any, dim: int) -> tuple[Any, ...]:
     return tuple(coordinates)
 
 
-@lowers("aten.scatter.src")
+@lowers("aten.scatter.src", vectors=True)
 def _scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
     return x.at[_grid(index, dim)].set(_corner(source, index))
 
 
-@lowers("aten.scatter.value")
+@lowers("aten.scatter.value", vectors=True)
 def _scatter_value(x: Any, dim: int, index: Any, value: Any) -> Any:
     return x.at[_grid(index, dim)].set(jnp.asarray(value, x.dtype))
 
 
-@lowers("aten.scatter_add.default")
+@lowers("aten.scatter_add.default", vectors=True)
 def _scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
     return x.at[_grid(index, dim)].add(_corner(source, index))
 
@@ -61,12 +63,12 @@ def _corner(source: Any, index: Any) -> Any:
     return source[tuple(slice(0, n) for n in index.shape)]
 
 
-@lowers("aten.index_copy.default")
+@lowers("aten.index_copy.default", vectors=True)
 def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(source)
 
 
-@lowers("aten.index_add.default")
+@lowers("aten.index_add.default", vectors=True)
 def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
     source = source if alpha == 1 else source * jnp.asarray(alpha, source.dtype)
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].add(source)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from neuron_store.lowering._rules import lowers, widened
@@ -16,7 +18,13 @@ def _product(x: Any, y: Any) -> Any:
 
 def _wide(x: Any, y: Any) -> Any:
     # widened() of the result alone would be too late: its type is the one that is summed in.
-    return jnp.matmul(x, y, preferred_element_type=widened(jnp.zeros((), x.dtype)).dtype)
+    multiply = functools.partial(
+        jnp.matmul, preferred_element_type=widened(jnp.zeros((), x.dtype)).dtype
+    )
+    if not x.shape[-1]:  # iree-compile divides by the size
+        empty = jax.eval_shape(multiply, x, y)
+        return jnp.zeros(empty.shape, empty.dtype)
+    return multiply(x, y)
 
 
 @lowers("aten.addmm.default", "aten.baddbmm.default")

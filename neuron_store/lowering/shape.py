@@ -131,7 +131,7 @@ def _repeat(x: Any, repeats: Sequence[int]) -> Any:
     return jnp.tile(x, tuple(repeats))
 
 
-@lowers("aten.flip.default")
+@lowers("aten.flip.default", vectors=True)
 def _flip(x: Any, dims: Sequence[int]) -> Any:
     return jnp.flip(x, tuple(dims))
 
@@ -189,8 +189,9 @@ def _new_full(x: Any, size: Sequence[int], value: Any, *, dtype: Any = None, **_
 
 
 # What nobody may read before writing it may as well be zero.
-@lowers("aten.zeros.default", "aten.empty.memory_format")
-def _zeros(size: Sequence[int], *, dtype: Any = None, **_: Any) -> Any:
+@lowers("aten.zeros.default", "aten.empty.memory_format", "aten.empty_strided.default")
+def _zeros(size: Sequence[int], stride: Any = None, *, dtype: Any = None, **_: Any) -> Any:
+    del stride  # the results' layout is made from the trace
     return jnp.zeros(tuple(size), _float(dtype))
 
 
@@ -199,8 +200,11 @@ def _zeros_like(x: Any, *, dtype: Any = None, **_: Any) -> Any:
     return jnp.zeros(x.shape, _like(x, dtype))
 
 
-@lowers("aten.new_zeros.default", "aten.new_empty.default")
-def _new_zeros(x: Any, size: Sequence[int], *, dtype: Any = None, **_: Any) -> Any:
+@lowers("aten.new_zeros.default", "aten.new_empty.default", "aten.new_empty_strided.default")
+def _new_zeros(
+    x: Any, size: Sequence[int], stride: Any = None, *, dtype: Any = None, **_: Any
+) -> Any:
+    del stride
     return jnp.zeros(tuple(size), _like(x, dtype))
 
 

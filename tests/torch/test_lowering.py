@@ -42,11 +42,13 @@ BITS = [(I, J), (B, X > 1)]
 # Operator to calls; a call is the positional arguments, with a mapping at its end for the others.
 CASES = {
     **{f"aten.{n}.default": UNARY for n in (
-        "abs neg sign square relu silu floor ceil round trunc exp exp2 expm1 sin cos tanh sigmoid "
-        "erf isnan isinf logical_not gelu leaky_relu alias clone detach lift_fresh_copy sum mean "
-        "amax amin max min zeros_like empty_like ones_like argmax argmin squeeze"
+        "abs neg sign sgn square relu silu floor ceil round trunc exp exp2 expm1 sin cos tanh "
+        "sigmoid erf isnan isinf isposinf isneginf logical_not gelu leaky_relu alias clone detach "
+        "lift_fresh_copy sum mean amax amin max min zeros_like empty_like ones_like argmax argmin "
+        "squeeze"
     ).split()},
-    **{f"aten.{n}.default": [(P,), (J,)] for n in "log log1p log2 sqrt rsqrt reciprocal".split()},
+    **{f"aten.{n}.default": [(P,), (J,)]
+       for n in "log log10 log1p log2 sqrt rsqrt reciprocal".split()},
     **{f"aten.{n}.Tensor": BINARY for n in "mul div".split()},
     **{f"aten.{n}.Tensor": TENSORS for n in "eq ne lt le gt ge".split()},
     **{f"aten.{n}.Scalar": [(X, 2), (I, 2), (I, 2.5), (H, 0.3)] for n in
@@ -107,7 +109,9 @@ CASES = {
     "aten.amin.default": [(X, [1]), (X, [0, 1], True), (X,)],
     "aten.argmax.default": [(X,), (X, 1), (X, 1, True)],
     "aten.argmin.default": [(X,), (X, 1), (X, 1, True)],
+    "aten.std.correction": [(X, [1]), (X, [0], {"correction": 0, "keepdim": True}), (H,)],
     "aten.cumsum.default": [(X, 1), (I, 0), (B, 0)],
+    "aten.cumprod.default": [(X, 1), (I, 0)],
     "aten.logsumexp.default": [(X, [1]), (X, [0], True)],
     "aten.linalg_vector_norm.default": [(X,), (X, 2, [1], True)],
     "aten._softmax.default": [(X, 1, False), (H, -1, False)],
@@ -152,6 +156,8 @@ CASES = {
     "aten.empty_like.default": [(X[:0],)],
     "aten.new_zeros.default": [(I, [2])],
     "aten.new_empty.default": [(I, [0])],
+    "aten.new_empty_strided.default": [(I, [0, 2], [2, 1])],
+    "aten.empty_strided.default": [([0, 2], [2, 1])],
     "aten.ones.default": [([2, 3],)],
     "aten.new_ones.default": [(H, [2])],
     "aten.scalar_tensor.default": [(2,), (2, {"dtype": torch.int32})],
