@@ -58,6 +58,8 @@ GROUPS = {
         lambda x: F.prelu(x, T[0, :1]),
         lambda x: F.gelu(x, approximate="tanh"),
     ],
+    # Its gradient saves a tensor of which one place stands for a whole dimension.
+    "normalised": [lambda x: F.normalize(x, dim=-1)],
     "reductions": [
         lambda x: x.abs(),
         lambda x: x.prod(),
