@@ -124,12 +124,22 @@ def test_s3_engines(tmp_path, server, aws, shape):
                 f"  {operation} {engine:13} {mib / m['seconds']:6.0f} MiB/s"
                 f" {m['cpu'] / mib * 1024:6.2f} s CPU a GiB {m['peak']:6.0f} MiB peak"
             )
+    missed = []
     for operation in ("put", "get"):
         mine = median["neuron_store", operation]
         for engine in engines[1:]:
             other = median[engine, operation]
             share = other["seconds"] / mine["seconds"]
             print(f"  {operation}: {share:.2f} times the speed of {engine}")
+            if share < (0.9 if engine == "obstore" else 1.0):
+                missed.append(f"{operation}: {share:.2f} times the speed of {engine}")
+        least = min(median[engine, operation]["cpu"] for engine in engines[1:])
+        print(f"  {operation}: {mine['cpu'] / least:.2f} times the least CPU")
+        if mine["cpu"] > 1.2 * least:
+            missed.append(f"{operation}: {mine['cpu'] / least:.2f} times the least CPU")
+        if mine["peak"] > 150:
+            missed.append(f"{operation}: {mine['peak']:.0f} MiB")
+    assert not missed
 
 
 def remove(url, name):

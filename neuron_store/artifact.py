@@ -98,8 +98,16 @@ def check_file_name(name: object) -> str:
 
 
 def check_artifact(artifact: Artifact) -> Artifact:
-    """Return `artifact`, or raise `InvalidKey` or `InvalidRecord` for an unsafe key or name."""
+    """Return `artifact`, or raise `InvalidKey` or `InvalidRecord`.
+
+    Its key or a name is unsafe, or it has more files than a record may name.
+    """
     check_key(artifact.key)
+    if len(artifact.files) > MAX_FILES:
+        raise InvalidRecord(
+            f"artifact {artifact.key} has {len(artifact.files)} files, and a key may have "
+            f"{MAX_FILES}; pack them into fewer"
+        )
     for file in artifact.files:
         check_file_name(file.name)
     return artifact
@@ -124,7 +132,7 @@ class StoredForm:
     size: int
     """Bytes there."""
     sha256: str
-    """Hex, of the bytes there; for a bundle, of its files' digests (32 bytes each, in order)."""
+    """Hex, of the bytes there; for a bundle, of lines "name size sha256" of its files, in order."""
 
 
 @attrs.frozen

@@ -297,7 +297,9 @@ class CompileCoordinator:
             _log.warning("%s: promote given up; %s does not answer", key, lease.location)
 
     def _promote(self, key: str, to: str | None = None) -> None:
-        promote = getattr(self._store, "promote", None)
+        promote = getattr(self._store, "promote_in_passing", None) or getattr(
+            self._store, "promote", None
+        )
         if promote is None:
             return
         try:

@@ -15,6 +15,7 @@ from neuron_store.errors import (
     NeuronStoreError,
     PromoteError,
     ReadOnlyTier,
+    TierError,
 )
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.trust import require_signed, require_vouched
@@ -40,8 +41,9 @@ def promote_to(
     *,
     signer: Signer | None,
     trust: TrustPolicy,
+    in_passing: bool = False,
 ) -> Mapping[str, Publication]:
-    """Publish one artifact in each tier; see `TieredStore.promote`."""
+    """Publish one artifact in each tier; see `TieredStore.promote` and `promote_in_passing`."""
     artifact, path = local.find(key), local.path_of(key)
     if artifact is None or not artifact.has_digests:
         # An entry of the Neuron stack without digests of its own: what its loader would trip
@@ -57,12 +59,15 @@ def promote_to(
     failures: dict[str, NeuronStoreError] = {}
     for tier in targets:
         health, began = healths[tier.name], time.monotonic()
+        if in_passing and (reason := health.resting()):
+            _log.debug("%s: %s not promoted: %s", tier.location, key, reason)
+            continue
         try:
             answer = tier.publish(artifact, path)
             if signer is not None:
                 require_signed(tier, artifact, signer, answer)
         except NeuronStoreError as error:
-            health.count(error=1, seconds=time.monotonic() - began)
+            _count(health, error, time.monotonic() - began, in_passing=in_passing)
             failures[tier.name] = error
             continue
         done[tier.name] = answer
@@ -77,6 +82,13 @@ def promote_to(
     if failures:
         raise PromoteError(key, failures, done)
     return done
+
+
+def _count(health: TierHealth, error: NeuronStoreError, spent: float, *, in_passing: bool) -> None:
+    if in_passing and isinstance(error, TierError):
+        health.failed(error, spent)
+    else:
+        health.count(error=1, seconds=spent)
 
 
 def promotion_targets(

@@ -216,6 +216,11 @@ class TierHealth:
                 now.refused + refused,
             )
 
+    def failed(self, error: TierError, seconds: float) -> None:
+        """A call that was made without `run`, and so without its limit, failed after `seconds`."""
+        self._failed(error, seconds, stalled=False)
+        self.count(seconds=seconds)
+
     def _answered(self) -> None:
         with self._lock:
             self._in_a_row = 0

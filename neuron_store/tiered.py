@@ -360,6 +360,25 @@ class TieredStore(ArtifactStore):
         signer = signer or self._signer
         return promote_to(self.local, targets, self._health, key, signer=signer, trust=self.trust)
 
+    def promote_in_passing(self, key: str, to: str | None = None) -> Mapping[str, Publication]:
+        """As `promote`, for one who has other things to do: a tier in trouble is left out.
+
+        What it costs then counts against what tiers in trouble may cost, as a look-up's does.
+
+        Raises:
+            NeuronStoreError: as `promote`.
+        """
+        targets = promotion_targets(self.shared, to)
+        return promote_to(
+            self.local,
+            targets,
+            self._health,
+            key,
+            signer=self._signer,
+            trust=self.trust,
+            in_passing=True,
+        )
+
     def delete(self, key: str) -> bool:
         """Remove the artifact from every tier that is not read-only."""
         removed = [tier.delete(key) for tier in self._tiers if not isinstance(tier, ReadOnlyStore)]

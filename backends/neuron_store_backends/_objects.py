@@ -247,9 +247,10 @@ class Objects(abc.ABC):
 
     def listing(self, prefix: str, *, key: str | None = None) -> Mapping[str, Stored]:
         """Every object below the folder `prefix`, by full path; empty when there is none."""
-        # A listing of a million names is many requests; each has the client's own time-out.
+        # A listing of a million names is many requests; that of one key's is one.
+        most = self.times.stall_timeout if key is not None else max(self.times.stall_timeout, 600.0)
         try:
-            return self._listing(prefix, key, max(self.times.stall_timeout, 600.0))
+            return self._listing(prefix, key, most)
         except (Missing, Changed) as error:
             raise self.no_place("list", key) from error
 

@@ -58,7 +58,8 @@ def compression(options: Mapping[str, str], where: str) -> str | None:
 def check_root(address: str, location: str) -> str:
     """Bucket and prefix without slashes around them, or a `ConfigError`."""
     root = address.strip("/")
-    if not root or "//" in root or not {".", ".."}.isdisjoint(root.split("/")):
+    bad = not root or "//" in root or not {".", ".."}.isdisjoint(root.split("/"))
+    if bad or address.startswith("/"):
         scheme = location.split("://", 1)[0]
         raise ConfigError(f"tier {location}: write {scheme}://bucket or {scheme}://bucket/prefix")
     return root

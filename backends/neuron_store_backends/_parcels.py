@@ -1,9 +1,9 @@
 """What the payload of an artifact consists of: a file to an object, or many small ones in one.
 
 A bundle is small files, one after the other in the order of the record. It is no larger than one
-piece, so that one request sends it, and one brings it. Its name is the digest of its files'
-digests: whoever reads the record can tell where each file begins, and that no other files were
-meant.
+piece, so that one request sends it, and one brings it. Its name is the digest of its files' names,
+sizes and digests: whoever reads the record can tell where each file begins, and that no other
+files were meant.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "read_parcel",
     "receive_parcel",
     "require_whole_bundles",
+    "whole",
 ]
 
 LARGEST = 1 << 20
@@ -60,8 +61,12 @@ def bundled(files: Sequence[ArtifactFile]) -> Sequence[ArtifactFile]:
 
 
 def _form(group: Sequence[ArtifactFile]) -> StoredForm:
-    digests = b"".join(bytes.fromhex(f.sha256 or "") for f in group)
-    return StoredForm(BUNDLE, sum(f.size for f in group), hashlib.sha256(digests).hexdigest())
+    # With the names: two bundles of equal bytes are two, and whoever exchanges the names of two
+    # files in a record has another bundle.
+    lines = "".join(f"{f.name} {f.size} {f.sha256}\n" for f in group)
+    return StoredForm(
+        BUNDLE, sum(f.size for f in group), hashlib.sha256(lines.encode()).hexdigest()
+    )
 
 
 def _grouped(files: Iterable[ArtifactFile]) -> Iterable[tuple[ArtifactFile, ...]]:
@@ -167,6 +172,15 @@ def digest_parcel(stream: BinaryIO, parcel: Parcel, *, key: str, location: str) 
             raise ArtifactCorrupt(key, location, reason)
 
 
+def whole(stream: BinaryIO, file: ArtifactFile, *, key: str, location: str) -> BinaryIO:
+    """The stream of one file, which raises `ArtifactCorrupt` where it ends before its time."""
+
+    def short(got: int) -> ArtifactCorrupt:
+        return ArtifactCorrupt(key, location, f"{file.name} has {got} of {file.size} bytes")
+
+    return cast("BinaryIO", _Part(stream, file.size, short, close=True))
+
+
 def _part(stream: BinaryIO, parcel: Parcel, file: ArtifactFile) -> BinaryIO:
     """What the next file of the object is read from."""
     return cast("BinaryIO", _Part(stream, file.size)) if parcel.is_bundle else stream
@@ -175,10 +189,19 @@ def _part(stream: BinaryIO, parcel: Parcel, file: ArtifactFile) -> BinaryIO:
 class _Part(io.RawIOBase):
     """The next bytes of a stream, as a stream that ends after them."""
 
-    def __init__(self, stream: BinaryIO, size: int) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        size: int,
+        short: Callable[[int], Exception] | None = None,
+        *,
+        close: bool = False,
+    ) -> None:
         super().__init__()
         self._stream = stream
-        self._left = size
+        self._size = self._left = size
+        self._short = short
+        self._close = close
 
     def readable(self) -> bool:
         return True
@@ -189,4 +212,11 @@ class _Part(io.RawIOBase):
             return 0
         count: int = self._stream.readinto(view)  # type: ignore[attr-defined]  # every one has it
         self._left -= count
+        if not count and self._short is not None:
+            raise self._short(self._size - self._left)
         return count
+
+    def close(self) -> None:
+        if self._close and not self.closed:
+            self._stream.close()
+        super().close()

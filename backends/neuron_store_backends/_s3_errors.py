@@ -5,7 +5,14 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble, tls_trouble
+from neuron_store_backends._trouble import (
+    GARBLED,
+    Kind,
+    Trouble,
+    chain,
+    network_trouble,
+    tls_trouble,
+)
 
 __all__ = ["NO_UPLOAD", "classify"]
 
@@ -125,6 +132,8 @@ def classify(error: BaseException) -> Trouble:
         return trouble
     if not _BROKEN_NAMES.isdisjoint(names):
         return _BROKEN
+    if isinstance(error, ValueError):
+        return GARBLED
     return Trouble(Kind.FATAL, f"unexpected {type(error).__name__}")
 
 

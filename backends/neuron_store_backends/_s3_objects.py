@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from neuron_store.errors import TierError
+from neuron_store.tier_health import Stalled, bounded
 from neuron_store_backends._crew import crew
 from neuron_store_backends._objects import PIECE, Blob, Objects, Parcel, Stored, Unfinished
 from neuron_store_backends._parcels import read_parcel
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from neuron_store_backends._s3_client import S3Client
 
 __all__ = ["S3Objects"]
+
+T = TypeVar("T")
 
 
 class S3Objects(Objects):
@@ -79,15 +83,18 @@ class S3Objects(Objects):
     def _listing(self, prefix: str, key: str | None, seconds: float) -> Mapping[str, Stored]:
         bucket, _, name = prefix.partition("/")
 
-        def make(client: S3Client, _end: float | None) -> Mapping[str, Stored]:
-            pages = client.api.get_paginator("list_objects_v2").paginate(
-                Bucket=bucket, Prefix=name + "/"
+        def make(client: S3Client, end: float | None) -> Mapping[str, Stored]:
+            pages = iter(
+                client.api.get_paginator("list_objects_v2").paginate(
+                    Bucket=bucket, Prefix=name + "/"
+                )
             )
-            return {
-                f"{bucket}/{found['Key']}": Stored(found["Size"], found["LastModified"].timestamp())
-                for page in pages
-                for found in page.get("Contents", ())
-            }
+            listed: dict[str, Stored] = {}
+            while page := self._in_time(lambda: next(pages, None), end):
+                for found in page.get("Contents", ()):
+                    path, when = f"{bucket}/{found['Key']}", found["LastModified"].timestamp()
+                    listed[path] = Stored(found["Size"], when)
+            return listed
 
         return self.tries("list", make, key=key, seconds=seconds)
 
@@ -151,10 +158,20 @@ class S3Objects(Objects):
     ) -> Any:
         """A request by botocore's own client."""
 
-        def make(client: S3Client, _end: float | None) -> Any:
-            return getattr(client.api, method)(**arguments)
+        def make(client: S3Client, end: float | None) -> Any:
+            return self._in_time(lambda: getattr(client.api, method)(**arguments), end)
 
         return self.tries(operation, make, key=key, seconds=seconds)
+
+    def _in_time(self, call: Callable[[], T], end: float | None) -> T:
+        """What a call of botocore's client gives, whose own time-out is one between two reads."""
+        most = self.times.stall_timeout
+        if end is not None:
+            most = min(most, max(0.05, end - time.monotonic()))
+        try:
+            return bounded(call, most)
+        except Stalled:
+            raise TimeoutError from None
 
     # -- reading --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import attrs
 from neuron_store.errors import TierError
 
 __all__ = [
+    "GARBLED",
     "Changed",
     "Exists",
     "Kind",
@@ -74,6 +75,13 @@ class Trouble:
     def retries(self) -> int:
         """How often the same request may be sent again."""
         return _RETRIES.get(self.kind, 0)
+
+
+GARBLED = Trouble(
+    Kind.FATAL,
+    "the answer is none of an object store's; check the endpoint, and what lies before it",
+)
+"""What a client cannot make sense of: a captive portal's page, half an answer."""
 
 
 class Missing(Exception):

@@ -17,7 +17,7 @@ from neuron_store_backends._async_objects import AsyncObjects
 from neuron_store_backends._objects import Blob, Stored
 from neuron_store_backends._options import TIMES, Times, check_root, compression, require_module
 from neuron_store_backends._options import times as read_times
-from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble
+from neuron_store_backends._trouble import GARBLED, Kind, Trouble, chain, network_trouble
 from neuron_store_backends.conditional import ConditionalStore
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ def _unusable() -> str:
     return _CREDENTIALS
 
 
+class _Unusable(Exception):
+    """adlfs refuses the connection string or the account."""
+
+
 class AzureObjects(AsyncObjects):
     """Objects in a container, through adlfs."""
 
@@ -115,9 +119,12 @@ class AzureObjects(AsyncObjects):
     def _connect(self) -> Any:
         import adlfs  # noqa: PLC0415  (the extra; it takes a second)
 
-        return adlfs.AzureBlobFileSystem(
-            use_listings_cache=False, skip_instance_cache=True, **self.options
-        )
+        try:
+            return adlfs.AzureBlobFileSystem(
+                use_listings_cache=False, skip_instance_cache=True, **self.options
+            )
+        except ValueError as error:
+            raise _Unusable from error
 
     def classify(self, error: BaseException) -> Trouble:
         found = chain(error)
@@ -137,9 +144,10 @@ class AzureObjects(AsyncObjects):
             return _NO_ENDPOINT
         if "HttpResponseError" in names:
             return _BROKEN
-        if isinstance(error, ValueError):
-            # adlfs's word for a connection string or an account that cannot be used.
+        if isinstance(error, _Unusable):
             return Trouble(Kind.FATAL, _unusable(), errno.EACCES)
+        if isinstance(error, ValueError):
+            return GARBLED
         return Trouble(Kind.FATAL, f"unexpected {type(error).__name__}")
 
     @property

@@ -44,7 +44,7 @@ from neuron_store.errors import (
 from neuron_store.steps import step
 from neuron_store.streams import copy_stream, empty_directory, require_empty
 from neuron_store_backends._encoding import require_zstd
-from neuron_store_backends._parcels import digest_parcel, parcels, require_whole_bundles
+from neuron_store_backends._parcels import digest_parcel, parcels, require_whole_bundles, whole
 from neuron_store_backends._receiving import open_payload, receive_payload
 from neuron_store_backends._trouble import Exists, Missing, Vanished
 
@@ -165,8 +165,10 @@ class ConditionalStore(ArtifactStore):
             try:
                 if parcel.is_bundle:
                     start, stop = parcel.span(file)
-                    return self.objects.open(parcel.path, stop, key=key, start=start)
-                return open_payload(self.objects, parcel, key=key)
+                    stream = self.objects.open(parcel.path, stop, key=key, start=start)
+                else:
+                    stream = open_payload(self.objects, parcel, key=key)
+                return whole(stream, file, key=key, location=self.location)
             except Missing as error:
                 self._require_gone(artifact, parcel, error)
         raise ArtifactNotFound(key, self.location)

@@ -26,7 +26,7 @@ from neuron_store_backends._async_objects import AsyncObjects
 from neuron_store_backends._objects import Blob
 from neuron_store_backends._options import TIMES, Times, check_root, compression, require_module
 from neuron_store_backends._options import times as read_times
-from neuron_store_backends._trouble import Kind, Trouble, chain, network_trouble
+from neuron_store_backends._trouble import GARBLED, Kind, Trouble, chain, network_trouble
 from neuron_store_backends.conditional import ConditionalStore
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ class GCSObjects(AsyncObjects):
             return Trouble(Kind.UNREACHABLE, "cannot connect; check the endpoint and the network")
         if "ClientError" in names:
             return _BROKEN
+        if isinstance(error, ValueError):
+            return GARBLED
         return Trouble(Kind.FATAL, f"unexpected {type(error).__name__}")
 
     async def _send(
@@ -227,14 +229,15 @@ class GCSObjects(AsyncObjects):
             )
             return
         url, metadata = self._uploads(fs, path)
-        _, headers, _ = await self._send(
-            fs,
-            "POST",
-            url,
-            parameters={"uploadType": "resumable"},
-            headers={"Content-Type": "application/json; charset=UTF-8"},
-            body=metadata,
-        )
+        async with asyncio.timeout(self.times.stall_timeout):
+            _, headers, _ = await self._send(
+                fs,
+                "POST",
+                url,
+                parameters={"uploadType": "resumable"},
+                headers={"Content-Type": "application/json; charset=UTF-8"},
+                body=metadata,
+            )
         session, sum_, told = headers["Location"], hashlib.md5(usedforsecurity=False), b""
 
         async def send(number: int, piece: bytes) -> None:
@@ -273,7 +276,8 @@ class GCSObjects(AsyncObjects):
                 # Begun again from the start, once.
                 raise _Refused(_AGAIN) from error
             raise
-        await self._check(fs, path, told, pieces.size, sum_.digest())
+        async with asyncio.timeout(self.times.stall_timeout):
+            await self._check(fs, path, told, pieces.size, sum_.digest())
 
     async def _in_session(
         self, fs: Any, session: str, content: str, piece: bytes, size: int

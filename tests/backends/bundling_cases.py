@@ -34,8 +34,9 @@ def bundle_paths(place, key="k"):
 
 def expected_path(names, key="k"):
     """By the layout's own words, not by the code that it is of."""
-    digests = b"".join(hashlib.sha256(FILES[name]).digest() for name in names)
-    return f"payload/{key}/{hashlib.sha256(digests).hexdigest()}/{NAME}"
+    facts = [(n, len(FILES[n]), hashlib.sha256(FILES[n]).hexdigest()) for n in names]
+    lines = "".join(f"{name} {size} {digest}\n" for name, size, digest in facts)
+    return f"payload/{key}/{hashlib.sha256(lines.encode()).hexdigest()}/{NAME}"
 
 
 class BundleRoundTripCases:
@@ -114,6 +115,30 @@ class BundlingCases(BundleRoundTripCases):
         assert contents_of(into) == files
         assert contents_of(into)["empty"] == b""
         place.store().verify("k")
+
+    def test_bundles_of_equal_bytes_are_two(self, place, source, into):
+        files = {f"f{n:02}": b"\1" * (_parcels.LARGEST // 2) for n in range(34)}
+        artifact = fill(source, files, "k")
+        assert place.store().publish(artifact, source) is Publication.CREATED
+        assert len(bundle_paths(place)) == 3
+        place.store().verify("k")
+        place.store().fetch("k", into)
+        assert contents_of(into) == files
+        assert place.store().publish(artifact, source) is Publication.PRESENT
+
+    def test_a_file_of_a_bundle_that_was_cut_short_is_not_read_as_a_shorter_one(
+        self, place, many, source
+    ):
+        store, path = place.store(), expected_path(SMALL)
+        store.publish(many, source)
+        place.put(path, place.read(path)[: len(SMALL["kernels/k00.bin"]) + 100])
+        with (
+            store.open_file("k", "kernels/k01.bin") as stream,
+            pytest.raises(ArtifactCorrupt, match=r"kernels/k01\.bin has 100 of 9977 bytes"),
+        ):
+            stream.read()
+        with pytest.raises((ArtifactCorrupt, TierError)):
+            store.open_file("k", "kernels/k05.bin").read()
 
     @pytest.mark.parametrize("first", [True, False])
     def test_the_same_files_in_the_other_form_are_present(
@@ -212,7 +237,7 @@ class BundlingCases(BundleRoundTripCases):
 
     # -- hostile records ------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("how", ["order", "digest", "size", "member", "alone"])
+    @pytest.mark.parametrize("how", ["order", "names", "digest", "size", "member", "alone"])
     def test_a_record_whose_bundle_is_not_made_of_its_files_is_corrupt(
         self, place, many, source, into, how
     ):
@@ -222,6 +247,8 @@ class BundlingCases(BundleRoundTripCases):
             one, two = files["kernels/k00.bin"], files["kernels/k01.bin"]
             if how == "order":
                 raw["files"] = [two, one, *(f for f in raw["files"] if f not in (one, two))]
+            elif how == "names":
+                one["name"], two["name"] = two["name"], one["name"]
             elif how == "digest":
                 one["stored"]["sha256"] = "0" * 64
             elif how == "size":

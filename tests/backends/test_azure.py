@@ -122,3 +122,8 @@ def test_without_the_extra_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(MissingExtra, match=r"neuron-store\[azure\]"):
         AzureStore("box/p")
+
+
+def test_an_answer_that_makes_no_sense_is_not_blamed_on_the_credentials(azure_place):
+    told = azure_place.store().objects.classify(ValueError("not XML"))
+    assert told.reason.startswith("the answer is none of an object store's")

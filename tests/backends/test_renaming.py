@@ -27,7 +27,7 @@ from neuron_store import (
     TierError,
 )
 from neuron_store.artifact import RECORD_NAME, Artifact, dump_record
-from neuron_store.errors import LockTimeout
+from neuron_store.errors import InvalidRecord, LockTimeout
 from neuron_store.neuron_layout import list_files
 from neuron_store.registry import open_tier
 from neuron_store.testing import make_source
@@ -736,3 +736,13 @@ def test_a_publisher_that_lost_the_race_uses_what_it_can_see(posix, source, monk
 
 def hidden(real, looks, path):
     return False if len(looks) < 4 and str(path).endswith(KEY) else real(path)
+
+
+def test_an_artifact_of_too_many_files_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("neuron_store.artifact.MAX_FILES", 3)
+    many = make_source(tmp_path / "many", KEY, {f"f{n}": b"x" for n in range(4)})
+    for store in (LocalStore(tmp_path / "local"), PosixStore(tmp_path / "posix")):
+        with pytest.raises(InvalidRecord, match="has 4 files, and a key may have 3; pack them"):
+            store.publish(*many)
+        assert store.find(KEY) is None
+    assert len(list((tmp_path / "many").iterdir())) == 4

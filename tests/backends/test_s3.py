@@ -209,3 +209,50 @@ def test_a_reader_of_a_read_only_tier_writes_nothing(s3_place, artifact, source,
 
 def test_errors_are_all_of_ours():
     assert issubclass(TierError, NeuronStoreError)
+
+
+def test_a_dead_endpoint_is_not_promoted_to_again_and_again(tmp_path, aws):
+    """`NEURON_STORE_PROMOTE=auto`: what a dead tier may cost, it may cost in all."""
+    from neuron_store import CompileCoordinator, TieredStore
+    from neuron_store.policy import CompilePolicy
+    from neuron_store_backends.local import LocalStore
+    from tests.fakes import FakeCompile
+
+    published = []
+
+    class Counted(S3Store):
+        def publish(self, artifact, source, *, consume=False):
+            published.append(artifact.key)
+            return super().publish(artifact, source, consume=consume)
+
+    times = Times(connect_timeout=0.2, timeout=0.5, stall_timeout=0.5)
+    with black_hole() as url:
+        shared = Counted("bucket/p", endpoint_url=url, times=times)
+        with TieredStore([LocalStore(tmp_path / "root"), shared], deadline=0.6) as store:
+            coordinator = CompileCoordinator(store, CompilePolicy(promote=True))
+            for number in range(6):
+                compile_ = FakeCompile(f"k{number}", str(tmp_path / "log"))
+                assert coordinator.get_or_compile(compile_.job()).is_dir()
+    # The first look-up or the first promotion finds it dead; then it is left alone.
+    assert len(published) <= 1
+
+
+@pytest.mark.parametrize("ask", ["publish", "keys", "delete"])
+def test_a_listing_that_trickles_ends_in_its_deadline(s3_place, moto, artifact, source, ask):
+    """A byte every 50 ms: an answer of half a KiB would take half a minute, and be complete."""
+    store = s3_place.store(times=Times(stall_timeout=1.0, timeout=1.0))
+    if ask != "publish":
+        store.publish(artifact, source)
+    moto.faults.add("trickle", method="GET", path="list-type=2", times=10**6)
+    with pytest.raises(TierError, match="too slowly"):
+        {
+            "publish": lambda: store.publish(artifact, source),
+            "keys": lambda: list(store.keys()),
+            "delete": lambda: store.delete("k"),
+        }[ask]()
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3:///bucket/prefix", "s3://b//x"])
+def test_an_address_without_a_bucket_is_refused(url):
+    with pytest.raises(ConfigError, match=r"write s3://bucket"):
+        S3Store.from_url(parse_tier_url(url))
