@@ -45,8 +45,8 @@ def shared(request, tmp_path):
 def damage(tier, how="rot", key=KEY):
     """Behind the tier's back: other bytes of the same size, fewer, or none."""
     if isinstance(tier, MemoryStore):
-        fs, file = tier.objects.handle(), tier.find(key).file("graph.bin")
-        path = tier.payload_path(key, file)
+        fs, found = tier.objects.handle(), tier.find(key)
+        path = next(p.path for p in tier.parcels(found, ()) if p.files[0].name == "graph.bin")
         data = fs.cat_file(path)
         if how == "gone":
             fs.rm_file(path)

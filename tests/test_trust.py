@@ -309,8 +309,9 @@ class TestFetch:
         if isinstance(shared, PosixStore):
             (shared.root / KEY / "graph.bin").write_bytes(b"EVIL***" * 2000)
         else:
-            file = shared.find(KEY).file("graph.bin")
-            shared.objects.handle().pipe_file(shared.payload_path(KEY, file), b"EVIL***" * 2000)
+            parcels = shared.parcels(shared.find(KEY), ())
+            path = next(p.path for p in parcels if p.files[0].name == "graph.bin")
+            shared.objects.handle().pipe_file(path, b"EVIL***" * 2000)
         with pytest.raises(ArtifactNotFound, match="corrupt"):
             node(tmp_path, "b", shared, trusted=[keys["build"]]).get(KEY)
 
