@@ -30,7 +30,7 @@ TORCH_PIP ?=
 
 torch: $(STAMP)
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) 'torch==2.13.*'
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python 'jax>=0.8' 'jaxlib>=0.8'
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python 'jax>=0.8,<0.11' 'jaxlib>=0.8,<0.11'
 
 demo: $(STAMP)
 	@$(BIN)/neuron-store demo $(ARGS)
