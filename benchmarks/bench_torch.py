@@ -23,8 +23,6 @@ from tests.torch.models import Llama  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.torch]
 
-TOKENS, POSITIONS = torch.zeros(1, 6, dtype=torch.int64), torch.arange(6)
-
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
@@ -32,17 +30,6 @@ def cache(tmp_path, monkeypatch):
     torch._dynamo.reset()
     yield tmp_path
     torch._dynamo.reset()
-
-
-def first_call(model, backend, **options):
-    """Seconds by the clock, and of this thread's CPU."""
-    torch._dynamo.reset()
-    fast = torch.compile(model, backend=backend, options=options or None)
-    with torch.no_grad():
-        tensors = model.new_cache()
-        start, cpu = time.perf_counter(), time.thread_time()
-        fast(TOKENS, POSITIONS, tensors)
-        return time.perf_counter() - start, time.thread_time() - cpu
 
 
 def best(times):
@@ -56,7 +43,12 @@ def test_the_key_of_a_12_layer_decoder_takes_at_most_40_ms():
         graphs.append((gm, inputs))
         return gm.forward
 
-    first_call(Llama(layers=12), aot_autograd(fw_compiler=keep))
+    torch._dynamo.reset()
+    model = Llama(layers=12)
+    with torch.no_grad():
+        torch.compile(model, backend=aot_autograd(fw_compiler=keep))(
+            torch.zeros(1, 6, dtype=torch.int64), torch.arange(6), model.new_cache()
+        )
     ((graph, inputs),) = graphs
     times = []
     for _ in range(15):

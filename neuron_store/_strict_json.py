@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -16,7 +17,7 @@ def load_json(data: bytes | str) -> Any:
         ValueError: no JSON, or such a number.
         RecursionError: nested too deeply.
     """
-    return json.loads(data, parse_constant=_refuse, parse_float=_finite)
+    return _loads(data)
 
 
 def load_written_json(data: bytes | str) -> Any:
@@ -26,9 +27,7 @@ def load_written_json(data: bytes | str) -> Any:
         ValueError: as `load_json`, or such a name.
         RecursionError: nested too deeply.
     """
-    return json.loads(
-        data, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct
-    )
+    return _loads(data, object_pairs_hook=_distinct)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -49,3 +48,6 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is out of range")
     return number
+
+
+_loads = functools.partial(json.loads, parse_constant=_refuse, parse_float=_finite)

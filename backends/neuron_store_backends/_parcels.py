@@ -110,11 +110,11 @@ def read_parcel(source: Path, parcel: Parcel, key: str) -> tuple[bytes, str | No
     """
     if not parcel.is_bundle:
         return _read(source, parcel.files[0], key)
-    whole = io.BytesIO()
+    together = io.BytesIO()
     for file in parcel.files:
-        whole.write(_read(source, file, key)[0])
+        together.write(_read(source, file, key)[0])
     # No copy; and no second digest of what was digested file by file.
-    return whole.getvalue(), None
+    return together.getvalue(), None
 
 
 def _read(source: Path, file: ArtifactFile, key: str) -> tuple[bytes, str]:
@@ -141,9 +141,9 @@ def receive_parcel(
         OSError: the disk's own trouble.
     """
     try:
-        with stream() as whole:
+        with stream() as opened:
             return [
-                copy_stream(_part(whole, parcel, f), into, f, key=key, location=location)
+                copy_stream(_part(opened, parcel, f), into, f, key=key, location=location)
                 for f in parcel.files
             ]
     except (Missing, Vanished) as error:

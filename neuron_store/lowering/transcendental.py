@@ -44,9 +44,8 @@ def _pow(x: Any, y: Any) -> Any:
 
 @lowers("aten.pow.Tensor_Scalar")
 def _pow_scalar(x: Any, exponent: Any) -> Any:
-    if (
-        abs(exponent) == 0.5 and x.dtype != np.float16
-    ):  # of a negative zero and infinity eager gives what the root gives
+    # Of a negative zero and of infinity eager gives what the root gives.
+    if abs(exponent) == 0.5 and x.dtype != np.float16:
         return RULES[f"aten.{'sqrt' if exponent > 0 else 'rsqrt'}.default"](x)
     # Repeated multiplication is exact for whole numbers that the type can hold.
     if float(exponent).is_integer() and abs(exponent) <= 16 and _floating(x):
