@@ -18,6 +18,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from neuron_store.errors import (
     NeuronStoreError,
     TierError,
 )
-from neuron_store.streams import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,7 @@ __all__ = ["FirstLoad", "process_group", "runtime_directory"]
 _log = logging.getLogger(__name__)
 
 _VERIFIED = b"verified\n"
+_FRESH_SECONDS = 60.0
 
 
 class FirstLoad:
@@ -50,6 +51,7 @@ class FirstLoad:
         """Args: mode, `always`, `first` (in each process group) or `size` (never)."""
         self.mode = mode
         self._seen: dict[str, tuple[int, ...]] = {}
+        self._fresh: dict[str, float] = {}
 
     def check(self, local: ArtifactStore, key: str, path: Path) -> bool:
         """Whether the entry may be used; False when it is gone.
@@ -75,30 +77,22 @@ class FirstLoad:
             return False
         # An entry of the Neuron stack names no digest: there is nothing to compare with.
         if artifact.has_digests:
-            with _note(artifact, place, state) as note:
+            fresh = time.monotonic() < self._fresh.pop(key, 0.0)
+            with _note(artifact, place, state, wait=not fresh) as note:
                 if not note.says_verified():
-                    if not self._read(local, key):
+                    if not fresh and not self._read(local, key):
                         return False
                     note.say_verified()
         self._seen[place] = state
         return True
 
-    def published(self, local: ArtifactStore, key: str) -> None:
-        """Note that this process has just digested every byte, publishing the entry."""
-        if self.mode != "first":
-            return
-        try:
-            path, artifact = local.path_of(key), local.find(key)
-            if path is None or artifact is None:
-                return
-            found = os.stat(path)
-            state = (found.st_dev, found.st_ino, found.st_mtime_ns)
-            with _note(artifact, str(path), state, wait=False) as note:
-                note.say_verified()
-        except (OSError, NeuronStoreError) as error:
-            _log.debug("no note of %s: %s", key, error)
-            return
-        self._seen[str(path)] = state
+    def published(self, key: str) -> None:
+        """Every byte of the entry was digested just now, when it was published by this process.
+
+        Whoever publishes wants to use it, so that the note is left to its `check`.
+        """
+        if self.mode == "first":
+            self._fresh[key] = time.monotonic() + _FRESH_SECONDS
 
     def _read(self, local: ArtifactStore, key: str) -> bool:
         try:
@@ -138,9 +132,7 @@ class _Note:
         if self._descriptor is None:
             return
         try:
-            os.ftruncate(self._descriptor, 0)
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            write_all(self._descriptor, _VERIFIED)
+            os.pwrite(self._descriptor, _VERIFIED, 0)
         except OSError as error:
             # Others read the entry once more.
             _log.debug("no note of a verified artifact: %s", error)
@@ -203,6 +195,8 @@ def runtime_directory() -> str | None:
         path = f"{base}/neuron_store"
     else:
         path = f"{tempfile.gettempdir()}/neuron_store-{os.getuid()}"
+    if _is_own(path):
+        return path
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

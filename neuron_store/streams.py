@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK",
     "copy_stream",
+    "create_below",
     "create_file",
     "digest_stream",
     "empty_directory",
@@ -40,6 +41,7 @@ __all__ = [
     "require_empty",
     "start_writing",
     "write_all",
+    "write_file",
 ]
 
 CHUNK = 4 << 20
@@ -84,6 +86,22 @@ def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
 def create_file(path: str | os.PathLike[str]) -> int:
     """A descriptor of a new file, to write and read; never one that exists, nor through a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def create_below(directory: Path, name: str) -> int:
+    """`create_file` of one file of an artifact; folders that its checked name needs are made."""
+    if "/" in name:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    return create_file(f"{directory}/{name}")
+
+
+def write_file(directory: Path, name: str, data: bytes) -> None:
+    """A new file of an artifact from bytes that are in memory; raises `OSError`."""
+    descriptor = create_below(directory, name)
+    try:
+        write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
 
 
 def require_empty(directory: Path) -> None:
@@ -179,10 +197,7 @@ def copy_stream(
         ArtifactCorrupt: the bytes are not the recorded ones.
         OSError: the disk's own trouble.
     """
-    target = into / file.name
-    if "/" in file.name:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = create_file(target)
+    descriptor = create_below(into, file.name)
     try:
         size, digest = _pump(stream, descriptor, file.size, early=early)
     finally:

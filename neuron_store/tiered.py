@@ -331,7 +331,7 @@ class TieredStore(ArtifactStore):
         """Publish in the local tier; `promote` is what brings it to the shared ones."""
         answer = self.local.publish(artifact, source, consume=consume)
         if answer in {Publication.CREATED, Publication.REPAIRED}:
-            self._loads.published(self.local, artifact.key)
+            self._loads.published(artifact.key)
         return answer
 
     def promote(

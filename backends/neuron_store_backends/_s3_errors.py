@@ -97,6 +97,11 @@ _BY_CLIENT = {
         Kind.UNREACHABLE, "no connection in time; check endpoint and network", errno.ETIMEDOUT
     ),
     "ReadTimeoutError": Trouble(Kind.TRANSIENT, "no answer in time", errno.ETIMEDOUT),
+    "UnreadableBundle": Trouble(
+        Kind.FATAL,
+        "the file of CA certificates cannot be read; check AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, "
+        "and ca_bundle in ~/.aws/config",
+    ),
     "SSLError": tls_trouble(),
 }
 _BROKEN = Trouble(Kind.TRANSIENT, "the connection broke, or a body was cut short", errno.ECONNRESET)
@@ -104,6 +109,7 @@ _BROKEN_NAMES = frozenset(
     {
         "ClientError",
         "HTTPClientError",
+        "HTTPException",
         "IncompleteReadError",
         "ProtocolError",
         "ResponseParserError",

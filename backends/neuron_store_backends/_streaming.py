@@ -117,7 +117,7 @@ class InOrder:
             self._next = number + 1
             self._turn.notify_all()
 
-    def update(self, chunk: bytes) -> None:
+    def update(self, chunk: bytes | memoryview) -> None:
         """Digest the next bytes, for one who has them all."""
         self._digest.update(chunk)
 

@@ -6,6 +6,7 @@ number of its threads.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -80,6 +81,8 @@ def _work(
 ) -> None:
     # A Ctrl-C goes to the whole group; the parent ends its children, who would print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the parent left is nobody's garbage here; to look through it would only copy its pages.
+    gc.freeze()
     lock = threading.Lock()
 
     def tell(result: dict[str, Any]) -> None:
