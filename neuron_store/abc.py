@@ -467,6 +467,12 @@ class ArtifactStore(abc.ABC):
 
         return probe_store(self)
 
+    def preload(self) -> None:  # noqa: B027  (most tiers have nothing to load)
+        """Import and read what using the store takes, so that forked children need not each do so.
+
+        Nothing is asked of the tier, and no error is raised: whoever uses it is told.
+        """
+
     def close(self) -> None:  # noqa: B027  (most tiers have nothing to close)
         """Give up connections and handles. The store may be used again afterwards."""
 

@@ -59,6 +59,9 @@ class ReadOnlyStore(ArtifactStore):
     def get(self, key: str) -> Path:
         return self.inner.get(key)
 
+    def preload(self) -> None:
+        self.inner.preload()
+
     def close(self) -> None:
         self.inner.close()
 

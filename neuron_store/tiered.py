@@ -407,6 +407,10 @@ class TieredStore(ArtifactStore):
         )
         return TierReport(self.location, checks, reports[0].latency)
 
+    def preload(self) -> None:
+        for tier in self._tiers:
+            tier.preload()
+
     def close(self) -> None:
         for tier in self._tiers:
             tier.close()

@@ -8,6 +8,7 @@ one that blocks its thread.
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import threading
 import time
@@ -200,6 +201,15 @@ class Objects(abc.ABC):
     def abandon(self, upload: Unfinished) -> None:
         """Abort one; nothing happens when it has ended meanwhile."""
         raise NotImplementedError
+
+    def preload(self) -> None:
+        """Import what `_connect` needs; connect to nothing, and raise nothing."""
+        with contextlib.suppress(Exception):  # whoever connects is told
+            self._preload()
+
+    @abc.abstractmethod
+    def _preload(self) -> None:
+        """Import the client."""
 
     # -- requests -------------------------------------------------------------------------------
 

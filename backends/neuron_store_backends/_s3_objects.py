@@ -41,6 +41,11 @@ class S3Objects(Objects):
         super().__init__(location, root, times)
         self._place = place
 
+    def _preload(self) -> None:
+        from neuron_store_backends._s3_client import preload  # noqa: PLC0415  (see below)
+
+        preload()
+
     def _connect(self) -> S3Client:
         from neuron_store_backends._s3_client import (  # noqa: PLC0415  (the extra; it takes time)
             S3Client,

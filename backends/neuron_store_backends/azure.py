@@ -116,6 +116,9 @@ class AzureObjects(AsyncObjects):
 
     options: dict[str, Any]
 
+    def _preload(self) -> None:
+        import adlfs  # noqa: F401, PLC0415  (the extra; it takes a second)
+
     def _connect(self) -> Any:
         import adlfs  # noqa: PLC0415  (the extra; it takes a second)
 

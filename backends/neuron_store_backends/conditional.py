@@ -271,6 +271,9 @@ class ConditionalStore(ArtifactStore):
             if name.endswith(".json") and is_key(name.removesuffix(".json")):
                 yield name.removesuffix(".json")
 
+    def preload(self) -> None:
+        self.objects.preload()
+
     def verify_parcel(self, key: str, parcel: Parcel) -> None:
         """Check the digests of what does not travel in the record.
 

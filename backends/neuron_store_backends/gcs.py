@@ -96,6 +96,9 @@ class GCSObjects(AsyncObjects):
     options: dict[str, Any]
     _bucket_seen = False
 
+    def _preload(self) -> None:
+        import gcsfs.core  # noqa: F401, PLC0415  (the extra; it takes a second)
+
     def _connect(self) -> Any:
         from gcsfs.core import GCSFileSystem  # noqa: PLC0415  (the extra; it takes a second)
 

@@ -164,6 +164,8 @@ def _bring_by_processes(
         # What a use leaves behind is written down later, or at the end; a forked child has none.
         store.close()
 
+    # Once for all of them: the imports of a cloud's client take each half a second.
+    store.preload()
     for key, result in shared_out(keys, processes, work):
         if isinstance(result, str):
             done(Fetched(key, "error", detail=result))

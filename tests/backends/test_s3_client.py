@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -162,3 +164,23 @@ def test_a_deadline_that_is_over_ends_a_body():
 def test_the_options_show_no_credentials(aws):
     client = S3Client(S3Options(), Times())
     assert "testing" not in f"{client!r}{client.__dict__['_options']!r}"
+
+
+def test_preloading_reads_the_client_and_asks_nobody(s3_place, moto, tmp_path):
+    moto.faults.log.clear()
+    script = f"""
+import os, sys
+from neuron_store import open_store
+from neuron_store.registry import open_tier
+tier = open_tier("s3://{s3_place.bucket}/p?endpoint_url={moto.url}&read_only=1")
+with open_store([tier, open_tier("memory://p")], local={str(tmp_path / "local")!r}) as store:
+    assert "botocore" not in sys.modules
+    store.preload()
+assert "neuron_store_backends._s3_client" in sys.modules
+from neuron_store_backends._s3_client import _data
+assert _data.cache_info().currsize == 1
+# What is missing is told to whoever uses it.
+open_tier("s3://bench/p?profile=none").preload()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert moto.faults.log == []
