@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from pathlib import Path
 
 import pytest
 
@@ -116,52 +114,6 @@ def test_emitting_ten_thousand_graphs_costs_at_most_three_times_the_bare_work(
     ratio = min(spent_emit) / min(spent_bare)
     print(f"\nbare {min(spent_bare):.2f} s, emit {min(spent_emit):.2f} s, ratio {ratio:.2f}, bar 3")
     assert ratio <= 3
-
-
-def test_prefetching_is_ten_times_faster_than_one_by_one(tmp_path, slow_s3):
-    """200 graphs of 2 MiB from an S3 server with 20 ms added to each request."""
-    from neuron_store import open_store
-    from neuron_store.artifact import Artifact
-    from neuron_store.manifest.prefetch import prefetch
-    from neuron_store.manifest.reader import Engine
-    from neuron_store.manifest.schema import Graph, Manifest
-    from neuron_store.neuron_layout import list_files, neff_name
-
-    shared = tier(slow_s3)
-    keys = [key_of(number) for number in range(200)]
-    for key in keys:
-        source = fill(tmp_path / "src", key, payload=2 << 20)
-        files = tuple(list_files(source, key))
-        shared.publish(Artifact(key=key, files=files, executable=neff_name(key)), source)
-        shutil.rmtree(source)
-    graphs = tuple(Graph(key, ranks=(0,)) for key in keys)
-    engines = [Engine("dev0_7", Path("m"), Manifest(graphs=graphs))]
-
-    def once(name: str, workers: int, processes: int = 1) -> float:
-        with open_store([shared], local=tmp_path / name) as store:
-            os.sync()
-            began, cpu = time.perf_counter(), time.process_time()
-            if workers:
-                assert prefetch(store, engines, workers=workers, processes=processes).complete
-            else:
-                for key in keys:
-                    store.get(key)
-            spent = time.perf_counter() - began
-            cpu = time.process_time() - cpu
-        # It stays: ext4 looks for a new file's place long after many were removed.
-        print(f"\n{name}: {spent:.2f} s, {cpu / 200 * 1e3:.1f} ms of CPU a graph", end="")
-        return spent
-
-    once("warm", 16)
-    serial = once("serial", 0)
-    once("one process", 16)
-    # As the command does it.
-    cores = min(4, len(os.sched_getaffinity(0)))
-    parallel = min(once(f"parallel{n}", 16, cores) for n in range(3))
-    rate = 200 * 2 / parallel
-    print(f"\none by one {serial:.2f} s, prefetch {parallel:.2f} s ({rate:.0f} MiB/s)")
-    print(f"ratio {serial / parallel:.1f}, bar 10")
-    assert serial >= 10 * parallel
 
 
 def test_the_report_of_ten_thousand_graphs_is_quick_and_below_ten_megabytes():

@@ -16,6 +16,7 @@ from neuron_store import (
     ArtifactCorrupt,
     CompileCoordinator,
     ConfigError,
+    Publication,
     TieredStore,
     first_load,
     open_store,
@@ -193,6 +194,21 @@ def test_what_this_process_has_just_published_or_fetched_is_not_read_again(local
     # Nor by its neighbours.
     assert TieredStore([other], verify="first").path_of(KEY)
     assert reads(local) == []
+
+
+def test_what_was_published_some_time_ago_is_read_again(local, tmp_path, monkeypatch):
+    store = TieredStore([local], verify="first")
+    monkeypatch.setattr(first_load, "_FRESH_SECONDS", -1.0)
+    store.publish(*make_source(tmp_path / "source2", KEY[::-1], FILES))
+    assert store.path_of(KEY[::-1]) is not None
+    assert len(reads(local)) == 1
+
+
+def test_a_publish_that_met_another_one_vouches_for_nothing(local, tmp_path):
+    store = TieredStore([local], verify="first")
+    assert store.publish(*make_source(tmp_path / "source2", KEY, FILES)) is Publication.PRESENT
+    assert store.path_of(KEY) is not None
+    assert len(reads(local)) == 1
 
 
 def test_a_reader_that_is_killed_leaves_the_turn_to_another(local):
