@@ -7,7 +7,6 @@ be damaged, and that only on the condition that it is still the one that was pro
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ from neuron_store_backends._honesty import (
 from neuron_store_backends._objects import Parcel
 from neuron_store_backends._packing import Packing
 from neuron_store_backends._parcels import bundled
-from neuron_store_backends._streaming import digest_source, open_source, read_source
+from neuron_store_backends._streaming import check_source, digest_source, read_source
 from neuron_store_backends._sweeping import wait_for_sweep
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
 
@@ -122,7 +121,8 @@ class Publishing:
             if file.sha256 is None:
                 files.append(digest_source(self.source, file, self.key))
             else:
-                os.close(open_source(self.source, file, self.key))
+                if file.name not in self.inline:
+                    check_source(self.source, file, self.key)
                 files.append(file)
         if not files:
             raise InvalidArtifact(str(self.source), "no file at all")
