@@ -222,7 +222,7 @@ class _Run:
         planned = Removal(
             "artifact",
             holding.key,
-            holding.size,
+            holding.size if holding.frees is None else holding.frees,
             holding.age,
             reason,
             "would go",

@@ -40,6 +40,9 @@ class Holding:
     age: float | None
     """Seconds since it was published or, where the tier itself knows, last used; by the tier's
     own clock where it has one. None: the tier cannot tell."""
+    frees: int | None = None
+    """Bytes that removing it frees at once, where that is less than `size`: what is too young
+    to be told from a publisher's stays for a later collection."""
 
 
 @attrs.frozen
