@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
     from neuron_store.abc import Lease
 
-__all__ = ["COLLECTOR_KEY", "Collector", "Garbage", "Holding"]
+__all__ = ["COLLECTOR_KEY", "NOTED_EACH", "Collector", "Garbage", "Holding"]
 
 COLLECTOR_KEY = "neuron_store-collector"
 """The key under which tiers with locks or leases keep a second collector out."""
+NOTED_EACH = 60.0
+"""Seconds: a process notes its use of an artifact once in so long. A collector that spares less may
+take from a local tier what a process was handed this moment."""
 
 
 @attrs.frozen
