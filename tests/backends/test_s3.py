@@ -19,7 +19,7 @@ from neuron_store.errors import (
 from neuron_store.tier_url import parse_tier_url
 from neuron_store_backends._options import Times
 from neuron_store_backends.s3 import S3Store
-from tests.backends.cases import CONTENTS, ConditionalCases, fill
+from tests.backends.cases import CONTENTS, ConditionalCases, fill, flip
 from tests.servers.moto import CREDENTIALS
 from tests.servers.processes import black_hole
 
@@ -153,8 +153,7 @@ def test_an_index_object_too_large_to_be_a_record_is_not_read(s3_place):
 
 def test_no_upload_dangles_when_the_source_is_wrong(s3_place, source):
     artifact = fill(source, {"big": os.urandom(1000) * 20_000}, "k")
-    with (source / "big").open("r+b") as stream:
-        stream.write(b"?")
+    flip(source / "big", 0)
     with pytest.raises(ArtifactCorrupt):
         s3_place.store().publish(artifact, source)
     assert s3_place.dangling() == []
