@@ -22,12 +22,12 @@ from neuron_store.durations import human_duration
 from neuron_store.errors import CollectorBusy, ConfigError, TierError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from neuron_store.abc import ArtifactStore
     from neuron_store.collector import Collector, Garbage, Holding
 
-__all__ = ["GRACE", "MIN_AGE", "Collected", "Removal", "collect"]
+__all__ = ["GRACE", "MIN_AGE", "Collected", "Removal", "collect", "freed_by"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +73,17 @@ class Collected:
     @property
     def freed(self) -> int:
         """Bytes freed, or that would be."""
-        return sum(r.size for r in self.removals if r.outcome in {"removed", "would go"})
+        return freed_by(self.removals)
 
     @property
     def complete(self) -> bool:
         """Whether all that was asked for could be done."""
         return not self.over and all(r.outcome != "error" for r in self.removals)
+
+
+def freed_by(removals: Iterable[Removal]) -> int:
+    """Bytes freed, or that would be."""
+    return sum(r.size for r in removals if r.outcome in {"removed", "would go"})
 
 
 def collect(
@@ -92,6 +97,7 @@ def collect(
     min_age: float = MIN_AGE,
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
+    told: Callable[[Removal], object] | None = None,
 ) -> Collected:
     """Collect one tier's garbage, and its artifacts where a criterion asks for that.
 
@@ -105,9 +111,11 @@ def collect(
             None: what this tier itself knows.
         grace: garbage goes that nothing has changed for so many seconds; tiers have a floor of
             their own for what a publisher may be about to need.
-        min_age: artifacts stay for so many seconds after their last use or publish.
+        min_age: artifacts stay for so many seconds after their last use or publish; on a local
+            tier in use no less than `collector.NOTED_EACH`.
         dry_run: remove nothing and write nothing, only tell.
         progress: called with the name of each thing that is about to go.
+        told: called with what became of each, at once: for whoever may be interrupted.
 
     Raises:
         CollectorBusy: another process collects this tier; or took it over from this one, which
@@ -125,7 +133,7 @@ def collect(
     collector = store.collector()
     guard = contextlib.nullcontext(_DryLease(store.location)) if dry_run else collector.exclusive()
     with guard as lease:
-        run = _Run(store.location, collector, lease, dry_run=dry_run, progress=progress)
+        run = _Run(store.location, collector, lease, dry_run=dry_run, progress=progress, told=told)
         for garbage in collector.garbage(grace):
             run.sweep(garbage)
         known = dict(collector.uses() if uses is None else uses)
@@ -197,12 +205,14 @@ class _Run:
         *,
         dry_run: bool,
         progress: Callable[[str], None] | None,
+        told: Callable[[Removal], object] | None,
     ) -> None:
         self._location = location
         self._collector = collector
         self._lease = lease
         self._dry_run = dry_run
         self._progress = progress
+        self._told = told
         self.done: list[Removal] = []
 
     def sweep(self, garbage: Garbage) -> None:
@@ -222,7 +232,7 @@ class _Run:
         planned = Removal(
             "artifact",
             holding.key,
-            holding.size,
+            holding.size if holding.frees is None else holding.frees,
             holding.age,
             reason,
             "would go",
@@ -234,19 +244,20 @@ class _Run:
     def _do(self, planned: Removal, remove: Callable[[], int | None]) -> Removal:
         if self._progress is not None:
             self._progress(planned.name)
-        self.done.append(planned)
-        if self._dry_run:
-            return planned
+        done = planned if self._dry_run else self._done(planned, remove)
+        self.done.append(done)
+        if self._told is not None:
+            self._told(done)
+        return done
+
+    def _done(self, planned: Removal, remove: Callable[[], int | None]) -> Removal:
         if not self._lease.held():
-            self.done.pop()
             raise CollectorBusy(self._location, "it took over from this one, which had stopped")
         try:
             freed = remove()
         except TierError as error:
             # The rest may still be removable; the tier as a whole failing shows in every line.
             _log.debug("%s", error)
-            self.done[-1] = attrs.evolve(planned, size=0, outcome="error", detail=error.reason)
-        else:
-            outcome = "kept" if freed is None else "removed"
-            self.done[-1] = attrs.evolve(planned, size=freed or 0, outcome=outcome)
-        return self.done[-1]
+            return attrs.evolve(planned, size=0, outcome="error", detail=error.reason)
+        outcome = "kept" if freed is None else "removed"
+        return attrs.evolve(planned, size=freed or 0, outcome=outcome)

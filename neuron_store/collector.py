@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
     from neuron_store.abc import Lease
 
-__all__ = ["COLLECTOR_KEY", "Collector", "Garbage", "Holding"]
+__all__ = ["COLLECTOR_KEY", "NOTED_EACH", "Collector", "Garbage", "Holding"]
 
 COLLECTOR_KEY = "neuron_store-collector"
 """The key under which tiers with locks or leases keep a second collector out."""
+NOTED_EACH = 60.0
+"""Seconds: a process notes its use of an artifact once in so long. A collector that spares less may
+take from a local tier what a process was handed this moment."""
 
 
 @attrs.frozen
@@ -40,6 +43,9 @@ class Holding:
     age: float | None
     """Seconds since it was published or, where the tier itself knows, last used; by the tier's
     own clock where it has one. None: the tier cannot tell."""
+    frees: int | None = None
+    """Bytes that removing it frees at once, where that is less than `size`: what is too young
+    to be told from a publisher's stays for a later collection."""
 
 
 @attrs.frozen

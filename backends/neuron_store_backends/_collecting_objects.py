@@ -47,6 +47,8 @@ class ObjectCollector(Collector):
         self._grace = store.grace
         self._ahead = 0.0
         self._uploads: dict[str, Unfinished] = {}
+        self._orphaned: dict[str, Collection[str]] = {}
+        """Of a key: payload that was found to be garbage and was not asked to be swept."""
 
     def exclusive(self) -> AbstractContextManager[Lease]:
         return Guard(self.store, self._read_clock)
@@ -104,9 +106,14 @@ class ObjectCollector(Collector):
     def holdings(self) -> Iterator[Holding]:
         payload = self._payload()
         for key, stored in self._records().items():
-            size = stored.size + sum(each.size for each in payload.get(key, {}).values())
+            # In a dry run it is still there, and was told of already.
+            orphaned = self._orphaned.get(key, ())
+            each = {p: s for p, s in payload.get(key, {}).items() if p not in orphaned}
+            size = stored.size + sum(s.size for s in each.values())
+            old = old_payload(self.store, key, each, self.now(), self.store.grace)
+            frees = stored.size + sum(s.size for s in old.values())
             age = None if stored.modified is None else self._age(stored)
-            yield Holding(key, size, age)
+            yield Holding(key, size, age, frees)
 
     def evict(self, holding: Holding, unused: float) -> int | None:
         del unused  # uses are known to a node's own tier only
@@ -145,8 +152,10 @@ class ObjectCollector(Collector):
 
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             for (key, found), names in zip(old.items(), pool.map(named, old), strict=True):
-                orphans = [] if names is None else [s for p, s in found.items() if p not in names]
+                left = {} if names is None else {p: s for p, s in found.items() if p not in names}
+                orphans = left.values()
                 if orphans:
+                    self._orphaned[key] = left.keys()
                     # A mark that somebody died over; it goes with the rest or by itself.
                     what = f"{len(orphans)} objects" if len(orphans) > 1 else "an object"
                     reason = f"{what} that no record names"
@@ -183,6 +192,7 @@ class ObjectCollector(Collector):
     def sweep(self, garbage: Garbage) -> int | None:
         step("gc.sweep")
         if garbage.kind == "payload" and is_key(garbage.key):
+            self._orphaned.pop(garbage.key or "", None)
             return sweep_payload(self.store, garbage.key or "", self._grace, self.now())
         if garbage.kind == "upload" and garbage.name in self._uploads:
             self.objects.abandon(self._uploads[garbage.name])

@@ -6,8 +6,10 @@ is measured before the first publish of a process, by writing twice.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +21,12 @@ from neuron_store_backends._objects import PIECE
 from neuron_store_backends._trouble import Changed, Exists, Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from neuron_store_backends._objects import Objects
     from neuron_store_backends.conditional import ConditionalStore
 
-__all__ = ["probe", "replace_fault", "require_create", "require_replace"]
+__all__ = ["probe", "replace_fault", "require_create", "require_replace", "requiring_create"]
 
 # By identity of the place. Only what passed is kept: a server may be mended.
 _honest_create: set[str] = set()
@@ -55,6 +57,35 @@ def require_create(objects: Objects) -> None:
     if reason is not None:
         raise TierUnfit(objects.location, "publish", reason)
     _honest_create.add(objects.identity)
+
+
+@contextlib.contextmanager
+def requiring_create(objects: Objects) -> Iterator[None]:
+    """As `require_create`, while the block does what need not wait for the verdict.
+
+    However the block ends, the measurement has ended, too: nothing is written later. What the
+    block raises comes first. Where the verdict is known already there is no thread.
+    """
+    if objects.identity in _honest_create:
+        yield
+        return
+    trouble: list[BaseException] = []
+
+    def measure() -> None:
+        try:
+            require_create(objects)
+        except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
+            trouble.append(error)
+
+    # A daemon: a publish that was left behind at a dead server must not keep the process.
+    thread = threading.Thread(target=measure, name="neuron_store-honesty", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if trouble:
+        raise trouble[0]
 
 
 def require_replace(objects: Objects, key: str, *, why: str = "the entry is damaged") -> None:

@@ -7,7 +7,6 @@ be damaged, and that only on the condition that it is still the one that was pro
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -24,11 +23,15 @@ from neuron_store.errors import (
 )
 from neuron_store.signing import merge_signatures, same_statement
 from neuron_store.steps import step
-from neuron_store_backends._honesty import require_create, require_replace
+from neuron_store_backends._honesty import (
+    require_create,
+    require_replace,
+    requiring_create,
+)
 from neuron_store_backends._objects import Parcel
 from neuron_store_backends._packing import Packing
 from neuron_store_backends._parcels import bundled
-from neuron_store_backends._streaming import digest_source, open_source, read_source
+from neuron_store_backends._streaming import check_source, digest_source, read_source
 from neuron_store_backends._sweeping import wait_for_sweep
 from neuron_store_backends._trouble import Changed, Exists, Missing, backoff
 
@@ -39,10 +42,13 @@ if TYPE_CHECKING:
     from neuron_store_backends._objects import Blob, Stored
     from neuron_store_backends.conditional import ConditionalStore
 
-__all__ = ["INLINE_FILE", "INLINE_TOTAL", "STEPS", "Publishing"]
+__all__ = ["BESIDE", "INLINE_FILE", "INLINE_TOTAL", "STEPS", "Publishing"]
 
 INLINE_FILE = 8 << 10
 INLINE_TOTAL = 64 << 10
+BESIDE = 64 << 20
+"""Bytes that may be sent while the store's honesty is measured. More would be much to send in vain
+to a store that is refused, and beside more the measurement is little."""
 _ROUNDS = 12
 
 STEPS = (
@@ -115,7 +121,8 @@ class Publishing:
             if file.sha256 is None:
                 files.append(digest_source(self.source, file, self.key))
             else:
-                os.close(open_source(self.source, file, self.key))
+                if file.name not in self.inline:
+                    check_source(self.source, file, self.key)
                 files.append(file)
         if not files:
             raise InvalidArtifact(str(self.source), "no file at all")
@@ -151,8 +158,12 @@ class Publishing:
         self._pack()
         record = self._record()
         step("conditional.measure")
-        require_create(self.objects)
-        lent = self._upload()
+        payload = self._payload
+        if not 0 < sum(parcel.size for parcel in payload.values()) <= BESIDE:
+            require_create(self.objects)
+        # Names of payload promise their bytes, so what is sent before the verdict harms nobody.
+        with requiring_create(self.objects):
+            lent = self._upload(payload)
         step("conditional.commit")
         self.asked = Publication.CREATED
         try:
@@ -162,10 +173,9 @@ class Publishing:
         step("conditional.committed")
         return Publication.CREATED if self._keep(lent) else None
 
-    def _upload(self) -> bool:
+    def _upload(self, wanted: Mapping[str, Parcel]) -> bool:
         """Bring the payload there; True when some of it was there before us."""
         step("conditional.list")
-        wanted = self._payload
         if not wanted or self.uploaded:
             return False
         found = self._list()
@@ -308,7 +318,7 @@ class Publishing:
         record = self._record()
         require_create(self.objects)
         require_replace(self.objects, self.key)
-        self._upload()
+        self._upload(self._payload)
         step("conditional.replace")
         self.asked = Publication.REPAIRED
         try:

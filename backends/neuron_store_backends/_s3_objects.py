@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from neuron_store.errors import TierError
@@ -18,6 +19,7 @@ from neuron_store_backends._trouble import Missing, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from mmap import mmap
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
@@ -89,17 +91,22 @@ class S3Objects(Objects):
         bucket, _, name = prefix.partition("/")
 
         def make(client: S3Client, end: float | None) -> Mapping[str, Stored]:
-            pages = iter(
-                client.api.get_paginator("list_objects_v2").paginate(
-                    Bucket=bucket, Prefix=name + "/"
-                )
-            )
+            # Not botocore's paginator: to make one it looks through the models of all services.
+            ask = partial(client.api.list_objects_v2, Bucket=bucket, Prefix=name + "/")
             listed: dict[str, Stored] = {}
-            while page := self._in_time(lambda: next(pages, None), end):
+            following = dict[str, str]()
+            while True:
+                page = self._in_time(partial(ask, **following), end)
                 for found in page.get("Contents", ()):
                     path, when = f"{bucket}/{found['Key']}", found["LastModified"].timestamp()
                     listed[path] = Stored(found["Size"], when)
-            return listed
+                if not page.get("IsTruncated"):
+                    return listed
+                token = page.get("NextContinuationToken")
+                if not token or token == following.get("ContinuationToken"):
+                    reason = "the store cuts a listing short and does not say how to go on"
+                    raise TierError(self.location, "list", reason, key=key)
+                following = {"ContinuationToken": token}
 
         return self.tries("list", make, key=key, seconds=seconds)
 
@@ -222,13 +229,16 @@ class S3Objects(Objects):
     def _put_payload(
         self,
         path: str,
-        data: bytes,
+        data: bytes | mmap,
         sha256: str | None,
         key: str,
         part: tuple[str, int] | None = None,
     ) -> str:
         def make(client: S3Client, end: float | None) -> str:
-            return client.put(path, data, end=end, part=part, sha256=sha256)
+            if not isinstance(data, bytes):
+                # To botocore's client it is a file, which an earlier try has read.
+                data.seek(0)
+            return client.put(path, cast("bytes", data), end=end, part=part, sha256=sha256)
 
         try:
             return self.tries("upload", make, key=key, seconds=self.times.stall_timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -24,6 +25,7 @@ __all__ = [
     "IN_FLIGHT",
     "InOrder",
     "Outgoing",
+    "check_source",
     "checked_pieces",
     "digest_source",
     "open_source",
@@ -42,25 +44,53 @@ def open_source(source: Path, file: ArtifactFile, key: str) -> int:
         ArtifactCorrupt: it is missing, or of another size than the record says.
         TierError: it cannot be read.
     """
-    path = source / file.name
     try:
-        for folder in list(path.parents)[: file.name.count("/")]:
-            if not stat.S_ISDIR(os.lstat(folder).st_mode):
-                raise InvalidArtifact(str(folder), "not a directory of its own; links are refused")
-        descriptor = open_regular(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ArtifactCorrupt(key, str(source), f"{file.name} is missing") from error
+        _check_folders(source, file.name)
+        descriptor = open_regular(f"{source}/{file.name}")
     except OSError as error:
-        raise TierError(
-            str(source), "read", f"{file.name}: {error.strerror}", key=key, code=error.errno
-        ) from error
+        raise _unreadable(source, file, key, error) from error
     size = os.fstat(descriptor).st_size
     if size != file.size:
         os.close(descriptor)
-        raise ArtifactCorrupt(
-            key, str(source), f"{file.name} has {size} bytes, the record says {file.size}"
-        )
+        raise _wrong_size(source, file, key, size)
     return descriptor
+
+
+def check_source(source: Path, file: ArtifactFile, key: str) -> None:
+    """As `open_source`, for a file that is opened later: what can be told without that."""
+    path = f"{source}/{file.name}"
+    try:
+        _check_folders(source, file.name)
+        found = os.lstat(path)
+    except OSError as error:
+        raise _unreadable(source, file, key, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArtifact(path, "not a regular file; links, devices and pipes are refused")
+    if found.st_size != file.size:
+        raise _wrong_size(source, file, key, found.st_size)
+
+
+def _check_folders(source: Path, name: str) -> None:
+    """Refuse a name that leads through a link."""
+    path = str(source)
+    for folder in name.split("/")[:-1]:
+        path = f"{path}/{folder}"
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise InvalidArtifact(path, "not a directory of its own; links are refused")
+
+
+def _unreadable(
+    source: Path, file: ArtifactFile, key: str, error: OSError
+) -> ArtifactCorrupt | TierError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ArtifactCorrupt(key, str(source), f"{file.name} is missing")
+    reason = f"{file.name}: {error.strerror}"
+    return TierError(str(source), "read", reason, key=key, code=error.errno)
+
+
+def _wrong_size(source: Path, file: ArtifactFile, key: str, size: int) -> ArtifactCorrupt:
+    reason = f"{file.name} has {size} bytes, the record says {file.size}"
+    return ArtifactCorrupt(key, str(source), reason)
 
 
 def read_source(source: Path, file: ArtifactFile, key: str) -> bytes:
@@ -151,24 +181,35 @@ class Outgoing:
     def piece(self, number: int, length: int) -> bytes:
         """Bytes of piece `number`, digested in its turn; raises `ArtifactCorrupt`, `TierError`."""
         step("conditional.piece")
-        try:
+        with self._reading():
             start = number * length
-            wanted = min(length, self._file.size - start)
-            data = self._read(start, wanted)
+            data = self._read(start, min(length, self._file.size - start))
             self._digest.add(number, (data,))
+        return data
+
+    def fill(self, target: memoryview) -> None:
+        """Read the whole file into `target`, of its size; digests and raises as `piece` does."""
+        step("conditional.piece")
+        with self._reading():
+            got = 0
+            while got < len(target):
+                count = os.preadv(self._descriptor, [target[got:]], got)
+                if not count:
+                    raise self._corrupt("became shorter while read")
+                got += count
+            self._require_end()
+            self._digest.update(target)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self._digest.give_up()
-            raise TierError(
-                str(self._source),
-                "read",
-                f"{self._file.name}: {error.strerror}",
-                key=self._key,
-                code=error.errno,
-            ) from error
+            raise _unreadable(self._source, self._file, self._key, error) from error
         except BaseException:
             self._digest.give_up()
             raise
-        return data
 
     def _read(self, start: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, start)
@@ -177,10 +218,13 @@ class Outgoing:
             if not more:
                 raise self._corrupt("became shorter while read")
             data += more
-        end = start + length
-        if end == self._file.size and os.pread(self._descriptor, 1, end):
-            raise self._corrupt("grew while it was read")
+        if start + length == self._file.size:
+            self._require_end()
         return data
+
+    def _require_end(self) -> None:
+        if os.pread(self._descriptor, 1, self._file.size):
+            raise self._corrupt("grew while it was read")
 
     def finish(self) -> str:
         """The digest of everything; raises `ArtifactCorrupt` when it is not the record's."""

@@ -24,6 +24,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from neuron_store.artifact import is_key
+from neuron_store.collector import NOTED_EACH
 from neuron_store.own_directory import has_own, make_own
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ _FLUSH_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
 """From raising the flag to the first removal: notes are marked after a second, on a busy machine
 somewhat later."""
-_ONCE_IN = 60.0
 # The collector goes from its last look at a mark to the rename within microseconds.
 _MOMENT = 0.02
 # The flag of a collector that was killed; a live one raises it anew all the time.
@@ -73,7 +73,7 @@ class Uses:
         """Note a use; True when the caller must look again whether the artifact is still there."""
         now = time.monotonic()
         last = self._noted.get(key)
-        if last is not None and now - last < _ONCE_IN and self._pid == os.getpid():
+        if last is not None and now - last < NOTED_EACH and self._pid == os.getpid():
             return False
         if self._pid != os.getpid():
             # The parent's notes are the parent's; its lock may be held for ever in this child.

@@ -18,7 +18,11 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
-    if status == 130 and threading.active_count() > 1:
+    except SystemExit as stopped:
+        if stopped.code != 143:
+            raise
+        status = 143
+    if status in {130, 143} and threading.active_count() > 1:
         # Transfers in threads would be waited for; each may be cut off anywhere.
         os._exit(status)
     sys.exit(status)

@@ -11,6 +11,7 @@ import click
 from neuron_store.cli.exits import NO, YES, exit_status
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
+from neuron_store.cli.terminating import terminable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from neuron_store.abc import ArtifactStore
     from neuron_store.cli.output import Bar
     from neuron_store.cli.session import Session
-    from neuron_store.collecting import Collected
+    from neuron_store.collecting import Collected, Removal
 
 __all__ = ["gc"]
 
@@ -32,12 +33,27 @@ _COLUMNS = (
 )
 
 
-@attrs.frozen
+_STOPPED = "stopped before everything was looked at; what went stays gone, the next gc goes on"
+
+
+@attrs.define
 class _Done:
+    """What became of one tier."""
+
     tier: ArtifactStore
+    removals: list[Removal] = attrs.field(factory=list)
     found: Collected | None = None
+    """None: it was not collected to the end."""
     error: str = ""
     status: int = YES
+    unfit: bool = False
+    """It has no collection, or is read-only."""
+
+    @property
+    def freed(self) -> int:
+        from neuron_store.collecting import freed_by  # noqa: PLC0415  (`--help` needs none)
+
+        return freed_by(self.removals)
 
 
 @click.command()
@@ -74,7 +90,8 @@ class _Done:
     metavar="AGE",
     default="1h",
     show_default=True,
-    help="Artifacts published or used since then stay whatever else is said.",
+    help="Artifacts published or used since then stay whatever else is said; 1m at least where "
+    "the local tier is in use.",
 )
 @click.option("--dry-run", is_flag=True, help="Remove and write nothing; tell what would go.")
 @json_option
@@ -98,35 +115,57 @@ def gc(
     --tier names it, since this node does not know what other nodes use. Exit status 1 when a tier
     is in trouble, another collector is at work, or more than --max-size had to stay.
     """
-    from neuron_store.byte_sizes import human_bytes, parse_bytes  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.byte_sizes import parse_bytes  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.durations import parse_duration  # noqa: PLC0415
 
     limits: dict[str, Any] = {
         "older_than": _parsed(parse_duration, older_than, "--older-than"),
         "max_size": _parsed(parse_bytes, max_size, "--max-size"),
     }
+    spared = parse_duration(min_age, option="--min-age")
     common = {
         "grace": parse_duration(grace, option="--grace"),
-        "min_age": parse_duration(min_age, option="--min-age"),
+        "min_age": spared,
         "pinned": _pinned(manifests),
         "dry_run": dry_run,
     }
     out, store, done = session.out, session.store(), list[_Done]()
     tiers = list(dict.fromkeys(session.chosen(names)))
-    with out.progress("collecting", len(tiers)) as bar:
-        uses = _uses(store.local)
-        for number, tier in enumerate(tiers):
-            spare = tier is not store.local and not names
-            if spare and any(limit is not None for limit in limits.values()):
-                out.say(f"artifacts in {tier.name} stay: add --tier {tier.name} to collect them")
-            chosen = dict.fromkeys(limits) if spare else limits
-            result = _collect(tier, (bar, number), named=bool(names), uses=uses, **chosen, **common)
-            if result is not None:
-                done.append(result)
-            elif not names:
-                out.say(f"{tier.name} is left alone: it cannot be collected, or is read-only")
-    good = all(each.status == YES for each in done)
-    freed = sum(each.found.freed for each in done if each.found is not None)
+    if store.local in tiers and any(limit is not None for limit in limits.values()):
+        _warn_of(spared, session)
+    with terminable():
+        try:
+            with out.progress("collecting", len(tiers)) as bar:
+                uses = _uses(store.local)
+                for number, tier in enumerate(tiers):
+                    spare = tier is not store.local and not names
+                    if spare and any(limit is not None for limit in limits.values()):
+                        how = f"add --tier {tier.name} to collect them"
+                        out.say(f"artifacts in {tier.name} stay: {how}")
+                    chosen = dict.fromkeys(limits) if spare else limits
+                    bar.at(number, f"{tier.name}: looking")
+                    done.append(_Done(tier))
+                    _collect(done[-1], (bar, number), uses=uses, **chosen, **common)
+                    if done[-1].unfit and not names:
+                        done.pop()
+                        out.say(
+                            f"{tier.name} is left alone: it cannot be collected, or is read-only"
+                        )
+        except (KeyboardInterrupt, SystemExit):
+            if done and done[-1].found is None and not done[-1].error:
+                done[-1].error, done[-1].status = f"{done[-1].tier.name}: {_STOPPED}", NO
+            _report(session, done, good=False, dry_run=dry_run)
+            raise
+        good = all(each.status == YES for each in done)
+        _report(session, done, good=good, dry_run=dry_run)
+    if not good:
+        context.exit(max(each.status for each in done))
+
+
+def _report(session: Session, done: Sequence[_Done], *, good: bool, dry_run: bool) -> None:
+    from neuron_store.byte_sizes import human_bytes  # noqa: PLC0415  (`--help` needs none)
+
+    out, freed = session.out, sum(each.freed for each in done)
     if out.json:
         out.document(ok=good, dry_run=dry_run, freed=freed, tiers=[_plain(d) for d in done])
     else:
@@ -134,8 +173,17 @@ def gc(
     for each in done:
         _tell(session, each)
     out.say(f"{human_bytes(freed)} {'would be freed' if dry_run else 'freed'}")
-    if not good:
-        context.exit(max(each.status for each in done))
+
+
+def _warn_of(min_age: float, session: Session) -> None:
+    from neuron_store.collector import NOTED_EACH  # noqa: PLC0415  (`--help` needs none)
+
+    if min_age < NOTED_EACH:
+        session.out.say(
+            "warning: --min-age is below 1m, and a process notes its use of an artifact once a "
+            "minute: what one is about to load may go from the local tier; on a node at work give "
+            "1m or more"
+        )
 
 
 def _parsed(parse: Any, text: str | None, option: str) -> Any:
@@ -160,8 +208,7 @@ def _uses(local: ArtifactStore) -> Mapping[str, float]:
         return {}
 
 
-def _collect(tier: ArtifactStore, bar: tuple[Bar, int], *, named: bool, **how: Any) -> _Done | None:
-    """None where the tier was not meant in the first place."""
+def _collect(done: _Done, bar: tuple[Bar, int], **how: Any) -> None:
     from neuron_store.collecting import collect  # noqa: PLC0415  (`--help` needs none)
     from neuron_store.errors import (  # noqa: PLC0415
         NeuronStoreError,
@@ -170,38 +217,37 @@ def _collect(tier: ArtifactStore, bar: tuple[Bar, int], *, named: bool, **how: A
     )
 
     def tell(name: str) -> None:
-        bar[0].at(bar[1], f"{tier.name}: {name}")
+        bar[0].at(bar[1], f"{done.tier.name}: {name}")
 
-    tell("looking")
     try:
-        found = collect(tier, progress=tell, **how)
-    except (ReadOnlyTier, Unsupported) as error:
-        return _Done(tier, None, str(error), exit_status(error)) if named else None
+        done.found = collect(done.tier, progress=tell, told=done.removals.append, **how)
     except NeuronStoreError as error:
         # The other tiers are collected all the same.
-        return _Done(tier, None, str(error), exit_status(error))
-    return _Done(tier, found, "", YES if found.complete else NO)
+        done.error, done.status = str(error), exit_status(error)
+        done.unfit = isinstance(error, ReadOnlyTier | Unsupported)
+    else:
+        done.status = YES if done.found.complete else NO
 
 
 def _rows(each: _Done) -> list[tuple[Any, ...]]:
-    if each.found is None:
-        return [(each.tier.name, "tier", None, "error", None, each.error)]
-    return [
+    rows: list[tuple[Any, ...]] = [
         (each.tier.name, r.kind, r.name, r.outcome, r.size, r.detail or r.reason)
-        for r in each.found.removals
+        for r in each.removals
     ]
+    if each.found is None:
+        rows.append((each.tier.name, "tier", None, "error", None, each.error))
+    return rows
 
 
 def _tell(session: Session, each: _Done) -> None:
     from neuron_store.byte_sizes import human_bytes  # noqa: PLC0415  (`--help` needs none)
 
-    if each.found is None:
-        session.out.say(f"error: {each.error}")
-        return
-    for removal in each.found.removals:
+    for removal in each.removals:
         if removal.outcome == "error":
             session.out.say(f"error: {each.tier.name}: {removal.name}: {removal.detail}")
-    if each.found.over:
+    if each.found is None:
+        session.out.say(f"error: {each.error}")
+    elif each.found.over:
         session.out.say(
             f"error: {each.tier.name} holds {human_bytes(each.found.size)}, "
             f"{human_bytes(each.found.over)} more than --max-size: the rest is pinned, or was used "
@@ -217,7 +263,7 @@ def _plain(each: _Done) -> dict[str, Any]:
         "error": each.error or None,
         "artifacts": None if found is None else found.artifacts,
         "bytes": None if found is None else found.size,
-        "freed": 0 if found is None else found.freed,
+        "freed": each.freed,
         "over": 0 if found is None else found.over,
         "removals": [
             {
@@ -230,6 +276,6 @@ def _plain(each: _Done) -> dict[str, Any]:
                 "reason": r.reason,
                 "detail": r.detail,
             }
-            for r in (() if found is None else found.removals)
+            for r in each.removals
         ],
     }

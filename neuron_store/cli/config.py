@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neuron_store.cli.exits import USAGE
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
 
@@ -23,8 +24,12 @@ _COLUMNS = (Column("setting"), Column("value"), Column("from"), Column("in the f
 @click.command()
 @json_option
 @pass_session
-def config(session: Session) -> None:
-    """Print every setting, its value and where it came from."""
+@click.pass_context
+def config(context: click.Context, session: Session) -> None:
+    """Print every setting, its value and where it came from.
+
+    Exit status 2 when one of the tiers has an address that no installed package serves.
+    """
     from neuron_store.variables import VARIABLES  # noqa: PLC0415  (`--help` needs none)
 
     settings, urls, root = session.settings(), session.tier_urls(), session.local_root()
@@ -35,10 +40,13 @@ def config(session: Session) -> None:
             "command line",
         )
         values["NEURON_LIBTORCH_REMOTE_CACHE"] = (None, "command line")
-    out = session.out
+    out, faults = session.out, [_fault(url) for url in urls]
+    for url, fault in zip(urls, faults, strict=True):
+        if fault is not None:
+            out.say(f"error: {url.location}: {fault}")
     if out.json:
         out.document(
-            ok=True,
+            ok=not any(faults),
             settings=[
                 {
                     "name": name,
@@ -51,16 +59,30 @@ def config(session: Session) -> None:
             ],
             file=settings.file,
             local_root=str(root),
-            tiers=[_tier(url) for url in urls],
+            tiers=[_tier(url) | {"error": fault} for url, fault in zip(urls, faults, strict=True)],
         )
-        return
-    rows: list[Sequence[Any]] = [
-        (name, _shown(value), source, VARIABLES[name].field)
-        for name, (value, source) in values.items()
-    ]
-    rows.append(("local tier", str(root), "command line" if session.local else "", None))
-    rows += [(f"shared tier {i}", _address(url), "", None) for i, url in enumerate(urls, 1)]
-    out.table(_COLUMNS, rows)
+    else:
+        rows: list[Sequence[Any]] = [
+            (name, _shown(value), source, VARIABLES[name].field)
+            for name, (value, source) in values.items()
+        ]
+        rows.append(("local tier", str(root), "command line" if session.local else "", None))
+        rows += [(f"shared tier {i}", _address(url), "", None) for i, url in enumerate(urls, 1)]
+        out.table(_COLUMNS, rows)
+    if any(faults):
+        context.exit(USAGE)
+
+
+def _fault(url: TierURL) -> str | None:
+    """Why the tier cannot be opened, as far as its address alone tells."""
+    from neuron_store.errors import ConfigError  # noqa: PLC0415  (`--help` needs none)
+    from neuron_store.registry import check_tier_url  # noqa: PLC0415
+
+    try:
+        check_tier_url(url)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +14,10 @@ import click
 from neuron_store.cli.exits import NO
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
+from neuron_store.cli.terminating import terminable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from neuron_store.cli.output import Output
     from neuron_store.cli.session import Session
@@ -60,7 +59,7 @@ def demo(context: click.Context, session: Session, keep: Path | None) -> None:
         raise click.UsageError("demo makes its own tiers; leave --local and --tier out")
     _check_extra()
     out = session.out
-    with _terminable(), _tree(keep) as tree, out.progress("", STEPS) as bar:
+    with terminable(), _tree(keep) as tree, out.progress("", STEPS) as bar:
 
         def tell(step: str) -> None:
             bar.begin(step)
@@ -108,20 +107,6 @@ def _tree(keep: Path | None) -> Iterator[Path]:
             f"--keep {tree}: {error.strerror}; name a directory that you can write to"
         ) from error
     yield tree
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Clean up on SIGTERM as on Ctrl-C."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print(out: Output, report: Report, keep: Path | None) -> None:

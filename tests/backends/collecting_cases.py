@@ -115,6 +115,22 @@ class CollectingCases:
         assert place.paths() == kept
         place.store().verify("k")
 
+    @pytest.mark.parametrize("young", [True, False], ids=["young", "old"])
+    def test_a_dry_run_tells_what_the_real_one_frees(self, place, artifact, source, young):
+        """Payload may be another publisher's for an hour, though its record goes."""
+        store = place.store() if young else eager(place)
+        store.publish(artifact, source)
+        place.put(f"payload/k/{'1' * 64}/f", b"123")
+        how = {"grace": 0, "min_age": 0, "max_size": 0}
+        planned, found = collect(store, dry_run=True, **how), collect(store, **how)
+        expected = [(r.kind, r.name, r.size) for r in found.removals]
+        assert [(r.kind, r.name, r.size) for r in planned.removals] == expected
+        assert [kind for kind, *_ in expected] == (
+            ["artifact"] if young else ["payload", "artifact"]
+        )
+        assert (planned.freed, planned.size, planned.over) == (found.freed, found.size, found.over)
+        assert bool([p for p in place.paths() if p.startswith("payload/k/")]) is young
+
     def test_young_leftovers_stay_whatever_grace_is_asked_for(self, place, artifact, source):
         """The tier's own floor: a publisher may be about to name them."""
         place.put(ORPHAN, b"1")

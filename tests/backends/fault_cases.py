@@ -157,7 +157,8 @@ class FaultCases:
         _honesty._honest_create.clear()
         with pytest.raises(TierUnfit, match="ignores the condition"):
             place.store().publish(artifact, source)
-        assert place.paths() == []
+        # Payload that was sent meanwhile may be there, and no reader sees it.
+        assert all(path.startswith("payload/k/") for path in place.paths())
 
     def test_where_replace_is_not_honest_a_damaged_record_is_left_and_told(
         self, place, faults, artifact, source

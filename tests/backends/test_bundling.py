@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuron_store import steps
 from neuron_store.abc import Publication
 from neuron_store.artifact import ArtifactFile
 from neuron_store.errors import ArtifactCorrupt, TierError
 from neuron_store_backends import _parcels
 from neuron_store_backends._objects import PIECE
 from neuron_store_backends._options import Times
+from neuron_store_backends._s3_client import S3Client
 from tests.backends import children
 from tests.backends.bundling_cases import (
     FILES,
@@ -82,6 +84,37 @@ def test_two_hundred_files_take_a_request_for_every_eight_mib(s3_place, moto, so
     store.fetch("k", into)
     assert len(moto.faults.log) == 1 + bundles
     assert contents_of(into) == files
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain requests", "the client's"])
+@pytest.mark.parametrize("action", ["answer", "lose_reply", "drop"])
+def test_an_upload_outlives_a_passing_fault_and_is_whole(
+    s3_place, moto, many, source, into, monkeypatch, action, plain
+):
+    if not plain:
+        monkeypatch.setattr(S3Client, "_ask_for_address", lambda *_: None)
+    fault = moto.faults.add(action, method="PUT", path=NAME, times=2)
+    assert s3_place.store().publish(many, source) is Publication.CREATED
+    assert fault.times == 0
+    assert s3_place.read(expected_path(SMALL)) == b"".join(SMALL.values())
+
+
+@pytest.mark.parametrize("change", ["grew", "became shorter"])
+def test_a_file_that_changes_while_it_is_read_never_becomes_a_bundle(s3_place, source, change):
+    artifact = fill(source, SMALL, "k")
+    first = source / "kernels/k00.bin"
+
+    def hook(name):
+        # It is open by now, and was of the right size.
+        if name == "conditional.piece":
+            steps.set_hook(None)
+            os.truncate(first, first.stat().st_size + (1 if change == "grew" else -1))
+
+    steps.set_hook(hook)
+    with pytest.raises(ArtifactCorrupt, match=rf"kernels/k00\.bin {change} while"):
+        s3_place.store().publish(artifact, source)
+    assert bundle_paths(s3_place) == []
+    assert s3_place.store().find("k") is None
 
 
 @pytest.mark.parametrize("action", ["truncate", "drop"])

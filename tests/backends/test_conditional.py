@@ -282,7 +282,8 @@ def test_a_server_that_ignores_the_condition_is_refused(s3_place, faults, artifa
     store = s3_place.store()
     with pytest.raises(TierUnfit, match="ignores the condition"):
         store.publish(artifact, source)
-    assert s3_place.paths() == []
+    # What was sent beside the measurement has the right bytes, and no record.
+    assert all(path.startswith("payload/k/") for path in s3_place.paths())
     report = store.probe()
     assert "create-if-absent" in (report.refused or "")
     # Reading from it is as safe as ever.
@@ -296,6 +297,71 @@ def test_honesty_is_measured_once_for_a_place(s3_place, faults, artifact, source
     store.publish(artifact, source)
     s3_place.store().publish(evolve(artifact, key="k2"), source)
     assert len([m for m, p in faults.log if "/probe/" in p]) == 3
+
+
+def test_payload_travels_while_honesty_is_measured_and_the_record_waits_for_the_verdict(
+    s3_place, faults, artifact, source
+):
+    held = faults.add("hold", method="PUT", path="/probe/")
+    store = s3_place.store()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(store.publish, artifact, source)
+        assert held.reached.wait(30)
+        end = time.monotonic() + 30
+        while len(sent(faults, "/payload/")) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(sent(faults, "/payload/")) == 2
+        assert sent(faults, "/index/") == []
+        held.released.set()
+        assert done.result(30) is Publication.CREATED
+
+
+def sent(faults, path):
+    return [p for m, p in faults.log if m == "PUT" and path in p]
+
+
+def test_a_large_payload_waits_for_the_verdict(s3_place, faults, artifact, source, monkeypatch):
+    monkeypatch.setattr(_publishing, "BESIDE", 300_000)
+    faults.add("strip", header="HTTP_IF_NONE_MATCH", times=10**6)
+    with pytest.raises(TierUnfit):
+        s3_place.store().publish(artifact, source)
+    assert sent(faults, "/payload/") == []
+    assert s3_place.paths() == []
+
+
+def test_an_upload_that_fails_is_told_once_the_measurement_has_ended(
+    s3_place, faults, artifact, source
+):
+    """Neither hides the other's trouble: without the upload's, the verdict is told."""
+    held = faults.add("hold", method="PUT", path="/probe/")
+    faults.add("strip", path="/probe/", header="HTTP_IF_NONE_MATCH", times=10**6)
+    denied = faults.add(
+        "answer", method="PUT", path="/payload/", status="403 No", code="AccessDenied", times=99
+    )
+
+    def release():
+        denied.reached.wait(30)
+        held.released.set()
+
+    threading.Thread(target=release, daemon=True).start()
+    store = s3_place.store()
+    with pytest.raises(TierError, match="access denied") as caught:
+        store.publish(artifact, source)
+    assert caught.value.operation == "upload"
+    assert "neuron_store-honesty" not in {thread.name for thread in threading.enumerate()}
+    # It tidied up, too.
+    assert s3_place.paths() == []
+    faults.rules.remove(denied)
+    with pytest.raises(TierUnfit):
+        store.publish(artifact, source)
+
+
+def test_a_verdict_that_is_known_needs_no_thread(s3_place, artifact, source, monkeypatch):
+    store = s3_place.store()
+    _honesty.require_create(store.objects)
+    monkeypatch.setattr(threading, "Thread", None)
+    with _honesty.requiring_create(store.objects):
+        pass
 
 
 def test_a_place_that_was_mended_is_measured_again(s3_place, faults, artifact, source):

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from attrs import evolve
 
 from neuron_store import Publication
 from neuron_store.errors import (
@@ -18,7 +19,7 @@ from neuron_store.errors import (
 from neuron_store.tier_url import parse_tier_url
 from neuron_store_backends._options import Times
 from neuron_store_backends.s3 import S3Store
-from tests.backends.cases import CONTENTS, ConditionalCases, fill
+from tests.backends.cases import CONTENTS, ConditionalCases, fill, flip
 from tests.servers.moto import CREDENTIALS
 from tests.servers.processes import black_hole
 
@@ -152,8 +153,7 @@ def test_an_index_object_too_large_to_be_a_record_is_not_read(s3_place):
 
 def test_no_upload_dangles_when_the_source_is_wrong(s3_place, source):
     artifact = fill(source, {"big": os.urandom(1000) * 20_000}, "k")
-    with (source / "big").open("r+b") as stream:
-        stream.write(b"?")
+    flip(source / "big", 0)
     with pytest.raises(ArtifactCorrupt):
         s3_place.store().publish(artifact, source)
     assert s3_place.dangling() == []
@@ -250,6 +250,40 @@ def test_a_listing_that_trickles_ends_in_its_deadline(s3_place, moto, artifact, 
             "keys": lambda: list(store.keys()),
             "delete": lambda: store.delete("k"),
         }[ask]()
+
+
+def test_a_listing_of_many_pages_is_whole(s3_place, artifact, source):
+    store = s3_place.store()
+    keys = [f"k{n}+{n}=" for n in range(7)]
+    for key in keys:
+        store.publish(evolve(artifact, key=key), source)
+    _on_listing(store, "before-parameter-build", lambda params, **_: params.update(MaxKeys=3))
+    assert sorted(store.keys()) == keys
+
+
+@pytest.mark.parametrize("token", [None, "again"])
+def test_a_listing_that_does_not_say_how_it_goes_on_is_no_whole_one(
+    s3_place, artifact, source, token
+):
+    """Else `gc` would take what it does not see for what is not there."""
+    store = s3_place.store()
+    store.publish(artifact, source)
+
+    def cut(parsed, **_):
+        parsed.pop("NextContinuationToken", None)
+        parsed.update({"IsTruncated": True} | ({"NextContinuationToken": token} if token else {}))
+
+    _on_listing(store, "after-call", cut)
+    # moto knows no such token.
+    _on_listing(
+        store, "before-parameter-build", lambda params, **_: params.pop("ContinuationToken", None)
+    )
+    with pytest.raises(TierError, match="cuts a listing short"):
+        list(store.keys())
+
+
+def _on_listing(store, event, handler):
+    store.objects.handle().api.meta.events.register(f"{event}.s3.ListObjectsV2", handler)
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3:///bucket/prefix", "s3://b//x"])

@@ -38,7 +38,8 @@ class TestRclone:
         store = place.store()
         with pytest.raises(TierUnfit, match="ignores the condition"):
             store.publish(artifact, tmp_path)
-        assert place.paths() == []
+        # Payload that was sent meanwhile may be there, and no reader sees it.
+        assert all(path.startswith("payload/k/") for path in place.paths())
         assert store.find("k") is None
 
     def test_the_probe_says_why(self, place):

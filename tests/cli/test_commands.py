@@ -38,6 +38,23 @@ class TestConfig:
         result = command("config", env=env)
         assert "s3://b/p endpoint_url=http://h:1 read_only=1 name=far" in result.stdout
 
+    def test_a_scheme_that_nobody_serves_is_an_error_and_the_rest_is_printed(self, command):
+        env = {"NEURON_STORE_TIERS": "nfs4://host/path s3://b/p"}
+        result = command("config", env=env)
+        assert result.returncode == 2
+        assert "error: nfs4://host/path: no tier for scheme 'nfs4'; known: " in result.stderr
+        rows = {row[0]: row[1] for row in fields(result)}
+        assert rows["shared tier 1"] == "nfs4://host/path"
+        assert rows["shared tier 2"] == "s3://b/p"
+        assert rows["NEURON_STORE_VERIFY"] == "first"
+        result = command("config", "--json", env=env)
+        assert result.returncode == 2
+        document = json.loads(result.stdout)
+        assert document["ok"] is False
+        first, second = document["tiers"]
+        assert "no tier for scheme" in first["error"]
+        assert second["error"] is None
+
 
 class TestDoctor:
     def test_measures_each_tier(self, cli, places):

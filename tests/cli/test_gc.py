@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 
+from neuron_store import steps
 from neuron_store.abc import Check, Speed, TierReport
+from neuron_store.cli.app import app
 from neuron_store.collector import COLLECTOR_KEY
 from neuron_store.diagnosis import diagnose
 from neuron_store_backends import _collecting_local, _probe_renaming
@@ -147,6 +153,23 @@ def test_what_does_not_parse_is_refused_by_name(cli, old, places, options, said)
     assert (places.local / ".staging" / "gone.1").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--older-than", "30d", "--min-age", "59s"], True),
+        (["--older-than", "30d", "--min-age", "1m"], False),
+        (["--min-age", "0s"], False),
+        (["--older-than", "30d", "--min-age", "0s", "--tier", "shared"], False),
+    ],
+)
+def test_a_min_age_in_which_a_use_may_not_be_noted_is_warned_of(cli, old, places, options, warned):
+    """The soak's finding: it took what a process was handed this moment."""
+    old()
+    options = [str(places.shared) if each == "shared" else each for each in options]
+    result = cli("gc", *options, "--dry-run")
+    assert ("--min-age is below 1m" in result.stderr) is warned
+
+
 def test_a_read_only_tier_refuses_when_named_and_is_passed_over_when_not(command, old, places):
     old()
     tier = f"{places.shared}?read_only=1"
@@ -187,6 +210,107 @@ def test_gc_on_an_object_store(s3, bucket, put, places):
     assert far["artifacts"] == 0
     names = [o["Key"] for o in bucket.list_objects_v2(Bucket="cli")["Contents"]]
     assert names == ["cache/payload/x/y/f"]
+
+
+# -- stopped ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped_at():
+    """Sends this process a signal at the n-th step of that name."""
+
+    def at(name, number, signal_):
+        seen = []
+
+        def hook(step):
+            seen.extend([step] if step == name else [])
+            if len(seen) == number:
+                steps.set_hook(None)
+                os.kill(os.getpid(), signal_)
+                time.sleep(0.1)
+
+        steps.set_hook(hook)
+
+    yield at
+    steps.set_hook(None)
+
+
+@pytest.fixture
+def leftovers(places):
+    for name in ("gone.1", "gone.2", "gone.3"):
+        left = places.shared / ".staging" / name
+        left.mkdir(parents=True)
+        past(left)
+
+
+STOPS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+
+
+@pytest.mark.usefixtures("leftovers")
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_stopped_it_says_what_it_did_and_gives_the_lease_back(
+    cli, places, stopped_at, number, status
+):
+    stopped_at("gc.hide", 2, number)
+    result = cli("gc", status=status)
+    name = str(places.shared)
+    (removed, stopped) = [row[:4] for row in fields(result)]
+    assert removed == [name, "staging", ".staging/gone.1", "removed"]
+    assert stopped == [name, "tier", "-", "error"]
+    assert f"error: {name}: stopped before everything was looked at" in result.stderr
+    assert list((places.shared / ".leases").iterdir()) == []
+    before = signal.getsignal(signal.SIGTERM)
+    assert before is signal.SIG_DFL
+    # So the next one need not watch it for half a minute.
+    began = time.monotonic()
+    assert len(fields(cli("gc"))) == 2
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.usefixtures("leftovers")
+def test_stopped_it_prints_its_one_document(cli, stopped_at):
+    stopped_at("gc.hide", 3, signal.SIGTERM)
+    document = cli.json("gc", status=143)
+    local, shared = document["tiers"]
+    assert local["error"] is None
+    assert "stopped" in shared["error"]
+    assert [r["outcome"] for r in shared["removals"]] == ["removed"] * 2
+
+
+def test_stopped_on_an_object_store_it_gives_the_lease_back(
+    s3, bucket, server, put, places, stopped_at
+):
+    put(places.local)
+    s3("promote", "--all")
+    stopped_at("gc.evict", 1, signal.SIGTERM)
+    tier = f"s3://cli/cache?endpoint_url={server.url}"
+    command = ["--local", str(places.local), "--tier", tier, "gc", "--tier", "s3://cli/cache"]
+    result = CliRunner().invoke(app, [*command, "--older-than", "0s", "--min-age", "0s"])
+    assert result.exit_code == 143, result.stderr
+    names = [o["Key"] for o in bucket.list_objects_v2(Bucket="cli")["Contents"]]
+    assert [name for name in names if "/lease/" in name] == []
+    assert f"cache/index/{KEY}.json" in names
+
+
+@pytest.mark.usefixtures("leftovers")
+def test_terminated_the_process_ends_with_143(places):
+    script = (
+        "import os, signal, sys, time\n"
+        "from neuron_store import steps\n"
+        "from neuron_store.cli._main import main\n"
+        "def hook(step):\n"
+        "    if step == 'gc.free':\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(0.1)\n"
+        "steps.set_hook(hook)\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", script, "--local", places.local, "--tier", places.shared, "gc"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 143, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list((places.shared / ".leases").iterdir()) == []
 
 
 # -- doctor -------------------------------------------------------------------------------------
