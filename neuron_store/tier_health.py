@@ -27,6 +27,7 @@ __all__ = ["Stalled", "TierCounters", "TierHealth", "bounded"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_UNSEEN = object()
 _FAILURES_IN_A_ROW = 3
 _FIRST_REST = 15.0
 _LONGEST_REST = 300.0
@@ -76,12 +77,14 @@ def bounded(
             done.release()
 
     _hand_over(run)
-    seen = progress() if progress is not None else None
+    # Most calls have ended before there is a first look.
+    seen: object = _UNSEEN
     since = time.monotonic()
     while not done.acquire(timeout=min(0.5, max(0.01, seconds / 20))):
         now = time.monotonic()
         if progress is not None and (current := progress()) != seen:
-            seen, since = current, now
+            since = since if seen is _UNSEEN else now
+            seen = current
         if now - since > seconds:
             raise Stalled
     if trouble:

@@ -32,6 +32,8 @@ from botocore import UNSIGNED
 from neuron_store_backends._s3_wire import Direct, Pooled, Session
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from mmap import mmap
     from types import TracebackType
 
     from neuron_store_backends._options import Times
@@ -43,6 +45,7 @@ __all__ = ["Answer", "Body", "S3Client", "S3Options", "S3Refusal"]
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/([A-Za-z0-9-]+)/s3/aws4_request,")
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9.]{1,60})\s*</Code>")
 _REGION = re.compile(r"[a-z0-9-]{4,40}")
+_UNSIGNED_HEADERS = frozenset(botocore.auth.SIGNED_HEADERS_BLACKLIST)
 _UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 _MOST_TOLD = 64 << 10
 _CHUNK = 256 << 10
@@ -92,24 +95,47 @@ class _Address:
         return parts.netloc.rpartition("@")[2].lower().removesuffix(usual)
 
 
-class _Signer(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
-    """Takes the digest that is known instead of digesting the body once more."""
+@attrs.define
+class _Request:
+    """As much of botocore's `AWSRequest` as its signer looks at."""
 
-    def headers_to_sign(self, request: Any) -> Any:
+    method: str
+    url: str
+    headers: dict[str, str]
+    context: dict[str, Any] = attrs.field(factory=dict)
+    params: Mapping[str, str] = attrs.field(factory=dict)
+
+
+class _Signer(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
+    """Takes the digest that is known instead of digesting the body once more.
+
+    And it takes headers that are plain, each there once, as such: through an `email` message it
+    spends twice the time.
+    """
+
+    def headers_to_sign(self, request: _Request) -> dict[str, str]:
         # Asked twice for each signature, and nothing changes in between.
-        found = request.context.get("headers_to_sign")
+        found: dict[str, str] | None = request.context.get("headers_to_sign")
         if found is None:
-            found = request.context["headers_to_sign"] = super().headers_to_sign(request)
+            found = {name.lower(): value for name, value in request.headers.items()}
+            for name in found.keys() & _UNSIGNED_HEADERS:
+                del found[name]
+            request.context["headers_to_sign"] = found
         return found
 
-    def payload(self, request: Any) -> str:
+    def canonical_headers(self, headers_to_sign: dict[str, str]) -> str:
+        return "\n".join(
+            f"{name}:{' '.join(headers_to_sign[name].split())}" for name in sorted(headers_to_sign)
+        )
+
+    def payload(self, request: _Request) -> str:
         return str(request.context["payload"])
 
 
 class Body:
     """Bytes on their way out, a chunk at a time, so that a time-out is one of silence."""
 
-    def __init__(self, data: bytes, end: float | None) -> None:
+    def __init__(self, data: bytes | mmap, end: float | None) -> None:
         self._view = memoryview(data)
         self._end = end
 
@@ -280,7 +306,7 @@ class S3Client:
     def put(
         self,
         path: str,
-        data: bytes,
+        data: bytes | mmap,
         *,
         end: float | None,
         sha256: str | None = None,
@@ -347,10 +373,10 @@ class S3Client:
         if address is None:
             return None
         _in_time(end)
-        request = botocore.awsrequest.AWSRequest(
-            method=method,
-            url=f"{address.url}{quote(name, safe='/~')}{query}",
-            headers={
+        request = _Request(
+            method,
+            f"{address.url}{quote(name, safe='/~')}{query}",
+            {
                 "Host": address.host,
                 "User-Agent": self._agent,
                 "Accept-Encoding": "identity",
@@ -363,7 +389,7 @@ class S3Client:
             frozen = self._credentials.get_frozen_credentials()
             _Signer(frozen, "s3", address.region).add_auth(request)
         assert self._wire is not None
-        reply = self._wire.send(method, request.url, dict(request.headers.items()), body)
+        reply = self._wire.send(method, request.url, request.headers, body)
         answer = Answer(reply, end)
         if 200 <= answer.status < 300:
             return answer

@@ -238,7 +238,7 @@ class S3Objects(Objects):
             if not isinstance(data, bytes):
                 # To botocore's client it is a file, which an earlier try has read.
                 data.seek(0)
-            return client.put(path, cast("bytes", data), end=end, part=part, sha256=sha256)
+            return client.put(path, data, end=end, part=part, sha256=sha256)
 
         try:
             return self.tries("upload", make, key=key, seconds=self.times.stall_timeout)

@@ -68,27 +68,20 @@ class Incoming:
         descriptor = self._open()
         if stop == start:
             return
-
-        alone = stop == self.file.size and start == 0
+        whole = stop - start == self.file.size
 
         def make(client: S3Client, end: float | None) -> tuple[int, list[bytes]]:
+            if whole:
+                return self._receive_whole(client, end, descriptor), []
             chunks, at = list[bytes](), start
-            if alone:
-                self._digest = InOrder()
-            span = (start, stop) if self.file.size > PIECE else None
-            buffer = _buffer() if alone else None
-            with self._asked(client, span, end) as answer:
-                while chunk := _next(answer, buffer):
+            with self._asked(client, (start, stop), end) as answer:
+                while chunk := answer.read():
                     if at + len(chunk) > stop:
                         raise self._corrupt(f"more than {self.file.size}")
                     # At once: whoever watches over a slow transfer sees it by the file.
                     _write_at(descriptor, chunk, at)
                     at += len(chunk)
-                    if alone:
-                        # Nobody to wait for; and it is still in the processor's cache.
-                        self._digest.update(chunk)
-                    else:
-                        chunks.append(bytes(chunk))
+                    chunks.append(chunk)
             return at, chunks
 
         try:
@@ -99,8 +92,28 @@ class Incoming:
             raise Missing(self._path) from error
         if at != stop:
             raise self._corrupt(f"{at} of {self.file.size}")
-        if not alone:
+        if not whole:
             self._digest.add(number, chunks)
+
+    def _receive_whole(self, client: S3Client, end: float | None, descriptor: int) -> int:
+        """A file of one piece: nobody to wait for, and it is digested while it is in the cache."""
+        # An earlier try has digested some of it.
+        self._digest = InOrder()
+        buffer, at, held, since = _buffer(), 0, 0, time.monotonic()
+        with self._asked(client, None, end) as answer:
+            while True:
+                count = answer.read_into(buffer[held:])
+                held += count
+                if at + held > self.file.size:
+                    raise self._corrupt(f"more than {self.file.size}")
+                # Each call gives Python's lock away and has to get it back: few calls, and large.
+                # But whoever watches over a slow transfer sees it by the file.
+                if not count or held == len(buffer) or time.monotonic() - since > _SHOWN_SECONDS:
+                    _write_at(descriptor, buffer[:held], at)
+                    self._digest.update(buffer[:held])
+                    at, held, since = at + held, 0, time.monotonic()
+                if not count:
+                    return at
 
     def _asked(self, client: S3Client, span: tuple[int, int] | None, end: float | None) -> Answer:
         answer = client.get(self._path, end=end, span=span)
@@ -134,7 +147,7 @@ class Incoming:
                 self._objects.location,
                 f"{self.file.name} has sha256 {digest}, the record says {self.file.sha256}",
             )
-        return [attrs.evolve(self.file, sha256=digest)]
+        return [self.file if self.file.sha256 else attrs.evolve(self.file, sha256=digest)]
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -175,6 +188,7 @@ class IncomingBundle:
         """Nothing is held."""
 
 
+_SHOWN_SECONDS = 0.25
 _own = threading.local()
 
 
@@ -183,12 +197,8 @@ def _buffer() -> memoryview:
     try:
         found: memoryview = _own.buffer
     except AttributeError:
-        found = _own.buffer = memoryview(bytearray(256 << 10))
+        found = _own.buffer = memoryview(bytearray(1 << 20))
     return found
-
-
-def _next(answer: Answer, buffer: memoryview | None) -> bytes | memoryview:
-    return answer.read() if buffer is None else buffer[: answer.read_into(buffer)]
 
 
 def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:

@@ -117,7 +117,7 @@ class Staging:
                 raise
         self._taken = True
         _remove_record(self.path)
-        files, mask, group = [], umask(), group_of(os.path.dirname(self.path))
+        files, mask, group = list[ArtifactFile](), umask(), group_of(os.path.dirname(self.path))
         for file in self.artifact.files:
             descriptor = _open_source(self.path, file, self.artifact.key)
             try:
@@ -129,7 +129,8 @@ class Staging:
                     files.append(file)
             finally:
                 os.close(descriptor)
-        self.artifact = attrs.evolve(self.artifact, files=tuple(files))
+        if not self.artifact.has_digests:
+            self.artifact = attrs.evolve(self.artifact, files=tuple(files))
         folders = {os.path.dirname(f.name) for f in files} - {""}
         parts = {"/".join(f.split("/")[:n]) for f in folders for n in range(1, f.count("/") + 2)}
         for path in [self.path, *(f"{self.path}/{part}" for part in sorted(parts))]:

@@ -23,8 +23,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, BinaryIO
 
-import attrs
-
 from neuron_store.abc import ArtifactStore, Publication, TierReport
 from neuron_store.artifact import (
     MAX_RECORD_BYTES,
@@ -219,12 +217,11 @@ class ConditionalStore(ArtifactStore):
         step("fetch.copy")
         key = artifact.key
         afar = self.parcels(artifact, inline)
-        done = {f.name: f for f in artifact.files if f.name in inline}
-        for file in done.values():
-            # Their digests were checked when the record was parsed.
-            write_file(into, file.name, inline[file.name])
+        for name, data in inline.items():
+            # Its digest was checked when the record was parsed.
+            write_file(into, name, data)
         try:
-            received = receive_payload(self.objects, afar, into, key=key)
+            receive_payload(self.objects, afar, into, key=key)
         except Missing as error:
             try:
                 lost = next(parcel for parcel in afar if parcel.path == error.args[0])
@@ -232,9 +229,8 @@ class ConditionalStore(ArtifactStore):
             except ArtifactCorrupt as corrupt:
                 raise _Lost(corrupt) from error
             raise _Exchanged from error
-        done |= {file.name: file for file in received}
-        fetched = attrs.evolve(artifact, files=tuple(done[f.name] for f in artifact.files))
-        return fetched.without_forms()
+        # Every record here has the digests that were checked.
+        return artifact.without_forms()
 
     def verify(self, key: str) -> Artifact:
         check_key(key)
