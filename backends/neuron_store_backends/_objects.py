@@ -114,6 +114,7 @@ class Objects(abc.ABC):
         self.times = times or Times()
         self.identity = location
         self._handles: dict[int, Any] = {}
+        self._forgot = False
         self._locks: dict[int, threading.Lock] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -203,13 +204,13 @@ class Objects(abc.ABC):
         raise NotImplementedError
 
     def preload(self) -> None:
-        """Import what `_connect` needs; connect to nothing, and raise nothing."""
+        """Have ready what forked children can take over; ask nobody, and raise nothing."""
         with contextlib.suppress(Exception):  # whoever connects is told
             self._preload()
 
     @abc.abstractmethod
     def _preload(self) -> None:
-        """Import the client."""
+        """Import the client, and look for what its settings say."""
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -338,6 +339,14 @@ class Objects(abc.ABC):
                 self._handles[pid] = found
             return found
 
+    def _inherited(self) -> Any:
+        """The handle of the process that this one was forked from, to take over what it knows.
+
+        None where there is none, and after `forget`: what it knows is not to be trusted then.
+        """
+        return None if self._forgot else next(reversed(self._handles.values()), None)
+
     def forget(self) -> None:
         """Give up this process's handle; the next request makes a new one."""
+        self._forgot = True
         self._handles.pop(os.getpid(), None)

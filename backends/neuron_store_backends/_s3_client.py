@@ -10,13 +10,11 @@ access points), everything goes through the client.
 
 from __future__ import annotations
 
-import email.utils
 import functools
 import os
 import re
 import threading
-import time
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import attrs
@@ -29,26 +27,22 @@ import botocore.session
 import botocore.utils
 from botocore import UNSIGNED
 
+from neuron_store_backends._s3_messages import Answer, Body, Request, S3Refusal, in_time, sign
 from neuron_store_backends._s3_wire import Direct, Pooled, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from mmap import mmap
-    from types import TracebackType
 
     from neuron_store_backends._options import Times
-    from neuron_store_backends._s3_wire import Reply, Wire
+    from neuron_store_backends._s3_wire import Wire
 
-_B = TypeVar("_B", bytes, memoryview)
-__all__ = ["Answer", "Body", "S3Client", "S3Options", "S3Refusal"]
+__all__ = ["Known", "S3Client", "S3Options"]
 
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/([A-Za-z0-9-]+)/s3/aws4_request,")
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9.]{1,60})\s*</Code>")
 _REGION = re.compile(r"[a-z0-9-]{4,40}")
-_UNSIGNED_HEADERS = frozenset(botocore.auth.SIGNED_HEADERS_BLACKLIST)
 _UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 _MOST_TOLD = 64 << 10
-_CHUNK = 256 << 10
 
 
 @attrs.frozen
@@ -60,17 +54,6 @@ class S3Options:
     profile: str | None = None
     anon: bool = False
     addressing_style: str = "auto"
-
-
-class S3Refusal(Exception):
-    """An answer that is no success, as botocore's errors tell it; never the server's own text."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"{status} {code}")
-        self.response = {
-            "Error": {"Code": code},
-            "ResponseMetadata": {"HTTPStatusCode": status},
-        }
 
 
 class _Seen(Exception):
@@ -95,169 +78,77 @@ class _Address:
         return parts.netloc.rpartition("@")[2].lower().removesuffix(usual)
 
 
-@attrs.define
-class _Request:
-    """As much of botocore's `AWSRequest` as its signer looks at."""
-
-    method: str
-    url: str
-    headers: dict[str, str]
-    context: dict[str, Any] = attrs.field(factory=dict)
-    params: Mapping[str, str] = attrs.field(factory=dict)
-
-
-class _Signer(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
-    """Takes the digest that is known instead of digesting the body once more.
-
-    And it takes headers that are plain, each there once, as such: through an `email` message it
-    spends twice the time.
-    """
-
-    def headers_to_sign(self, request: _Request) -> dict[str, str]:
-        # Asked twice for each signature, and nothing changes in between.
-        found: dict[str, str] | None = request.context.get("headers_to_sign")
-        if found is None:
-            found = {name.lower(): value for name, value in request.headers.items()}
-            for name in found.keys() & _UNSIGNED_HEADERS:
-                del found[name]
-            request.context["headers_to_sign"] = found
-        return found
-
-    def canonical_headers(self, headers_to_sign: dict[str, str]) -> str:
-        return "\n".join(
-            f"{name}:{' '.join(headers_to_sign[name].split())}" for name in sorted(headers_to_sign)
-        )
-
-    def payload(self, request: _Request) -> str:
-        return str(request.context["payload"])
-
-
-class Body:
-    """Bytes on their way out, a chunk at a time, so that a time-out is one of silence."""
-
-    def __init__(self, data: bytes | mmap, end: float | None) -> None:
-        self._view = memoryview(data)
-        self._end = end
-
-    def read(self, _size: int = -1) -> memoryview:
-        """The next chunk; empty after the last."""
-        _in_time(self._end)
-        chunk = self._view[:_CHUNK]
-        self._view = self._view[_CHUNK:]
-        return chunk
-
-
-class Answer:
-    """The answer to a GET. Close it: only when it was read to its end is its connection kept."""
-
-    def __init__(self, reply: Reply, end: float | None) -> None:
-        self._reply = reply
-        self._end = end
-        self._got = 0
-        self.status = reply.status
-        headers = reply.headers
-        self.version = str(headers.get("ETag", ""))
-        self._told = headers.get("Last-Modified")
-        told = headers.get("Content-Length")
-        self.length = int(told) if told is not None else None
-        """Of the body, in bytes; None where it is not told."""
-
-    @property
-    def modified(self) -> float | None:
-        """Unix seconds by the store's clock; None where it is not told."""
-        try:
-            return email.utils.parsedate_to_datetime(str(self._told)).timestamp()
-        except (ValueError, OverflowError):
-            return None
-
-    def read(self) -> bytes:
-        """What has come, at most 256 KiB; empty at the end.
-
-        Raises:
-            ConnectionError: it ended early.
-            TimeoutError: the deadline is over.
-        """
-        left = self._left(_CHUNK)
-        return self._counted(self._reply.read1(left)) if left else b""
-
-    def read_into(self, target: memoryview) -> int:
-        """As `read`, into memory that is there; bytes read, 0 at the end.
-
-        Raises:
-            ConnectionError, TimeoutError: as `read`.
-        """
-        left = self._left(len(target))
-        if not left:
-            return 0
-        count = self._reply.readinto1(target[:left])
-        self._counted(target[:count])
-        return count
-
-    def _left(self, most: int) -> int:
-        _in_time(self._end)
-        return most if self.length is None else min(most, self.length - self._got)
-
-    def _counted(self, data: _B) -> _B:
-        self._got += len(data)
-        if not data and self.length is not None:
-            raise ConnectionError("a body was cut short")
-        return data
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None and self._got == self.length:
-            self._reply.finished()
-        else:
-            self._reply.close()
-
-
 @functools.cache
 def _data(path: str | None) -> Any:
     """The models that botocore reads, once for all tiers and for the children of a fork."""
     return botocore.loaders.create_loader(path)
 
 
-@functools.cache
-def preload() -> None:
-    """Have read what takes a process's first request half a second: botocore's models."""
-    session = botocore.session.Session()
-    session.register_component("data_loader", _data(session.get_config_variable("data_path")))
-    # Any credentials, so that none are looked for: that may ask a server of the cloud.
-    session.create_client(
-        "s3",
-        "us-east-1",
-        aws_access_key_id="none",
-        aws_secret_access_key="none",  # noqa: S106  (no secret)
-    )
-    # Python's own, imported at the first look-up of a host.
-    "localhost".encode("idna")
+@attrs.frozen
+class Known:
+    """What settings and environment say, found out once for a process and its children."""
+
+    agent: str
+    region: str | None
+    wire: Wire
+    addresses: dict[str, _Address | None]
+    credentials: Any
+    """botocore's, where they are fixed; None: to be looked for."""
 
 
 class S3Client:
     """Connections, credentials and the client, for one process. Thread-safe."""
 
-    def __init__(self, options: S3Options, times: Times) -> None:
+    def __init__(self, options: S3Options, times: Times, known: Known | None = None) -> None:
+        """Args: options; times; known, what the client of a process that this one was forked from
+        had found out, which takes 40 ms.
+        """
         self._options = options
         self._times = times
-        self._session = botocore.session.Session(profile=options.profile)
-        data = _data(self._session.get_config_variable("data_path"))
-        self._session.register_component("data_loader", data)
-        self.api = self._make(options.region)
-        """botocore's own, for everything that is neither GET nor PUT."""
-        self._credentials = None if options.anon else self._session.get_credentials()
-        self._agent = self._session.user_agent()
-        self._wire: Wire | None = None
-        self._addresses: dict[str, _Address | None] = {}
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        self._session: Any = None
+        self._api: Any = None
+        self._region = known.region if known else options.region
+        self._wire: Wire | None = known.wire.anew() if known else None
+        self._addresses: dict[str, _Address | None] = known.addresses if known else {}
+        self._credentials: Any = known.credentials if known else None
+        self._agent: str = known.agent if known else self._own_session().user_agent()
+        if known is None:
+            self._api = self._make()
+        if self._credentials is None and not options.anon:
+            self._credentials = self._own_session().get_credentials()
 
-    def _make(self, region: str | None) -> Any:
+    def known(self) -> Known | None:
+        """What a forked child may take over; None before anything is known."""
+        if self._wire is None:
+            return None
+        # No others: those that are renewed have connections of their own to do so.
+        fixed = type(self._credentials) is botocore.credentials.Credentials
+        credentials = self._credentials if fixed else None
+        return Known(self._agent, self._region, self._wire, dict(self._addresses), credentials)
+
+    def learn(self, bucket: str) -> None:
+        """Find out where a bucket is, as the first request to it would; nothing is sent there."""
+        self._address(bucket)
+        # Python's own, which is imported at the first look-up of a host.
+        "localhost".encode("idna")
+
+    @property
+    def api(self) -> Any:
+        """Botocore's own client, for everything that is neither GET nor PUT."""
+        with self._guard:
+            if self._api is None:
+                self._api = self._make()
+            return self._api
+
+    def _own_session(self) -> Any:
+        if self._session is None:
+            self._session = botocore.session.Session(profile=self._options.profile)
+            data = _data(self._session.get_config_variable("data_path"))
+            self._session.register_component("data_loader", data)
+        return self._session
+
+    def _make(self) -> Any:
         config: dict[str, Any] = {
             "connect_timeout": self._times.connect_timeout,
             "read_timeout": self._times.read_timeout,
@@ -273,9 +164,9 @@ class S3Client:
             # own are checked end to end.
             config["request_checksum_calculation"] = "when_required"
             config["response_checksum_validation"] = "when_required"
-        return self._session.create_client(
+        return self._own_session().create_client(
             "s3",
-            region_name=region,
+            region_name=self._region,
             endpoint_url=self._options.endpoint_url,
             config=botocore.config.Config(**config),
         )
@@ -372,8 +263,8 @@ class S3Client:
         address = self._address(bucket)
         if address is None:
             return None
-        _in_time(end)
-        request = _Request(
+        in_time(end)
+        request = Request(
             method,
             f"{address.url}{quote(name, safe='/~')}{query}",
             {
@@ -384,10 +275,7 @@ class S3Client:
             },
         )
         if address.region is not None and self._credentials is not None:
-            request.context["payload"] = payload
-            # Frozen: a renewal between two of its fields would tear them apart.
-            frozen = self._credentials.get_frozen_credentials()
-            _Signer(frozen, "s3", address.region).add_auth(request)
+            sign(request, self._credentials.get_frozen_credentials(), address.region, payload)
         assert self._wire is not None
         reply = self._wire.send(method, request.url, request.headers, body)
         answer = Answer(reply, end)
@@ -411,7 +299,8 @@ class S3Client:
         with self._guard:
             if region == address.region:
                 return False
-            self.api = self._make(region)
+            self._region = region
+            self._api = self._make()
             self._addresses.clear()
             return True
 
@@ -440,7 +329,7 @@ class S3Client:
             events.unregister("before-send.s3.GetObject", stop)
         request = seen[0]
         if self._wire is None:
-            named = self._session.get_config_variable("ca_bundle")
+            named = self._own_session().get_config_variable("ca_bundle")
             named = named or os.environ.get("REQUESTS_CA_BUNDLE") or True
             bundle = botocore.httpsession.get_cert_path(named)
             proxies = botocore.utils.get_environ_proxies(request.url)
@@ -458,8 +347,3 @@ class S3Client:
         if scope is None or "x-amz-s3session-token" in request.headers:
             return None
         return _Address(url, scope.group(1))
-
-
-def _in_time(end: float | None) -> None:
-    if end is not None and time.monotonic() > end:
-        raise TimeoutError

@@ -44,9 +44,7 @@ class S3Objects(Objects):
         self._place = place
 
     def _preload(self) -> None:
-        from neuron_store_backends._s3_client import preload  # noqa: PLC0415  (see below)
-
-        preload()
+        self.handle().learn(self.root.partition("/")[0])
 
     def _connect(self) -> S3Client:
         from neuron_store_backends._s3_client import (  # noqa: PLC0415  (the extra; it takes time)
@@ -54,7 +52,9 @@ class S3Objects(Objects):
             S3Options,
         )
 
-        return S3Client(S3Options(**self._place), self.times)
+        ancestor = self._inherited()
+        known = None if ancestor is None else ancestor.known()
+        return S3Client(S3Options(**self._place), self.times, known)
 
     def classify(self, error: BaseException) -> Trouble:
         return classify(error)

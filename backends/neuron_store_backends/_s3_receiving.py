@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from neuron_store.artifact import ArtifactFile
     from neuron_store_backends._objects import Objects, Parcel
-    from neuron_store_backends._s3_client import Answer, S3Client
+    from neuron_store_backends._s3_client import S3Client
+    from neuron_store_backends._s3_messages import Answer
 
 __all__ = ["Incoming", "Reader"]
 

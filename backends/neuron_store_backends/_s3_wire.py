@@ -67,6 +67,9 @@ class Wire(Protocol):
     def send(self, method: str, url: str, headers: Mapping[str, str], body: Body | None) -> Reply:
         """The answer's head has come; an error of the network is raised as it is."""
 
+    def anew(self) -> Wire:
+        """The same way, with connections of its own."""
+
 
 class Direct:
     """Without a proxy."""
@@ -96,6 +99,9 @@ class Direct:
             connection.close()
             raise
         return _Reply(self, place, connection, response)
+
+    def anew(self) -> Direct:
+        return Direct(self._times, self._bundle)
 
     def keep(self, place: tuple[str, str], connection: http.client.HTTPConnection) -> None:
         """Have the next request to the place use the connection."""
@@ -218,6 +224,7 @@ class Session:
     """By botocore's own connections, which know proxies."""
 
     def __init__(self, times: Times, bundle: str, proxies: dict[str, str]) -> None:
+        self._facts = (times, bundle, proxies)
         self._http = botocore.httpsession.URLLib3Session(
             verify=bundle,
             proxies=proxies,
@@ -228,6 +235,9 @@ class Session:
     def send(self, method: str, url: str, headers: Mapping[str, str], body: Body | None) -> Reply:
         told = self._http.send(_Ready(method, url, dict(headers), body))
         return Pooled(told.raw, told.status_code, told.headers)
+
+    def anew(self) -> Session:
+        return Session(*self._facts)
 
 
 class Pooled:

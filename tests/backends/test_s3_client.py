@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import multiprocessing
 import os
 import subprocess
 import sys
 
+import botocore.auth
+import botocore.awsrequest
+import botocore.credentials
 import pytest
 
 from neuron_store.abc import Publication
 from neuron_store.errors import TierError
-from neuron_store_backends import _s3_client
 from neuron_store_backends._options import Times
 from neuron_store_backends._s3_client import S3Client, S3Options
+from neuron_store_backends._s3_messages import Body, Request, sign
 from tests.backends.cases import CONTENTS, contents_of, fill
 from tests.servers.faults import FaultProxy
+
+
+def in_child(call):
+    """What `call` gives in a forked child."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: there.send(call()))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    finally:
+        process.join()
+        here.close()
 
 
 @pytest.fixture
@@ -149,7 +168,7 @@ def test_an_upload_is_in_parts_and_each_broken_one_is_sent_again(
 
 
 def test_a_trickling_upload_is_bounded_by_silence_and_not_by_its_length(s3_place):
-    body = _s3_client.Body(bytes(1 << 20), end=None)
+    body = Body(bytes(1 << 20), end=None)
     sizes = []
     while chunk := body.read(16):
         sizes.append(len(chunk))
@@ -158,7 +177,7 @@ def test_a_trickling_upload_is_bounded_by_silence_and_not_by_its_length(s3_place
 
 def test_a_deadline_that_is_over_ends_a_body():
     with pytest.raises(TimeoutError):
-        _s3_client.Body(b"x", end=0.0).read()
+        Body(b"x", end=0.0).read()
 
 
 def test_the_options_show_no_credentials(aws):
@@ -166,7 +185,7 @@ def test_the_options_show_no_credentials(aws):
     assert "testing" not in f"{client!r}{client.__dict__['_options']!r}"
 
 
-def test_preloading_reads_the_client_and_asks_nobody(s3_place, moto, tmp_path):
+def test_preloading_finds_out_what_children_take_over_and_asks_nobody(s3_place, moto, tmp_path):
     moto.faults.log.clear()
     script = f"""
 import os, sys
@@ -176,11 +195,85 @@ tier = open_tier("s3://{s3_place.bucket}/p?endpoint_url={moto.url}&read_only=1")
 with open_store([tier, open_tier("memory://p")], local={str(tmp_path / "local")!r}) as store:
     assert "botocore" not in sys.modules
     store.preload()
-assert "neuron_store_backends._s3_client" in sys.modules
-from neuron_store_backends._s3_client import _data
-assert _data.cache_info().currsize == 1
+    assert "botocore" in sys.modules
+    if not os.fork():
+        import botocore.session
+        botocore.session.Session = None  # whoever looks for settings once more fails
+        os._exit(0 if tier.find("k") is None else 1)
+    assert os.wait()[1] == 0
 # What is missing is told to whoever uses it.
 open_tier("s3://bench/p?profile=none").preload()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    assert moto.faults.log == []
+    assert [method for method, _ in moto.faults.log] == ["GET"]
+
+
+def test_a_child_has_its_parents_findings_and_connections_of_its_own(s3_place, artifact, source):
+    store = s3_place.store()
+    store.publish(artifact, source)
+    parents = store.objects.handle()
+    child = in_child(lambda: _facts(store, parents))
+    assert child == {"address": True, "wire": False, "session": False, "found": True}
+
+
+def _facts(store, parents):
+    found = store.find("k") is not None
+    mine = store.objects.handle()
+    return {
+        "address": mine._addresses == parents._addresses,
+        "wire": mine._wire is parents._wire,
+        "session": mine._session is not None,
+        "found": found,
+    }
+
+
+def test_credentials_that_are_renewed_are_no_childs(s3_place, monkeypatch):
+    store = s3_place.store()
+    store.find("k")
+    client = store.objects.handle()
+    assert client.known().credentials is not None
+    # As those of an instance's role, whose renewal keeps a connection.
+    renewed = botocore.credentials.RefreshableCredentials(
+        "testing", "testing", "token", dt.datetime.now(dt.UTC) + dt.timedelta(days=1), dict, "iam"
+    )
+    monkeypatch.setattr(client, "_credentials", renewed)
+    assert client.known().credentials is None
+    child = in_child(lambda: _facts(store, client))
+    assert child == {"address": True, "wire": False, "session": True, "found": False}
+
+
+def test_after_expired_credentials_nothing_is_taken_over(s3_place, moto):
+    store = s3_place.store()
+    store.find("k")
+    parents = store.objects.handle()
+
+    def look():
+        store.objects.forget()
+        return _facts(store, parents)["session"]
+
+    assert in_child(look) is True
+
+
+@pytest.mark.parametrize("path", ["bench/x", "bench/a b/ä~'()*", "bench/k?x=1"])
+@pytest.mark.parametrize("token", [None, "session/token=="])
+def test_the_signature_is_botocores_own(monkeypatch, path, token):
+    from urllib.parse import quote
+
+    now = dt.datetime(2026, 11, 30, 12, tzinfo=dt.UTC)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now)
+    credentials = botocore.credentials.Credentials("key", "secret", token)
+    url = f"https://s3.example.com:9000/{quote(path, safe='/~?=')}"
+    headers = {
+        "Host": "s3.example.com:9000",
+        "User-Agent": "agent  with   spaces",
+        "Accept-Encoding": "identity",
+        "If-None-Match": "*",
+        "Range": "bytes=0-  99",
+        "Expect": "100-continue",
+    }
+    ours = Request("PUT", url, dict(headers))
+    sign(ours, credentials.get_frozen_credentials(), "eu-north-1", "0" * 64)
+    monkeypatch.setattr(botocore.auth.S3SigV4Auth, "payload", lambda *_: "0" * 64)
+    theirs = botocore.awsrequest.AWSRequest("PUT", url, headers)
+    botocore.auth.S3SigV4Auth(credentials, "s3", "eu-north-1").add_auth(theirs)
+    assert ours.headers == dict(theirs.headers.items())

@@ -14,7 +14,8 @@ import pytest
 
 from neuron_store.errors import TierError
 from neuron_store_backends._options import Times
-from neuron_store_backends._s3_client import Answer, Body, S3Client, S3Options
+from neuron_store_backends._s3_client import S3Client, S3Options
+from neuron_store_backends._s3_messages import Answer, Body
 from neuron_store_backends._s3_wire import Direct, Session
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
