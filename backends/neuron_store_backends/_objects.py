@@ -347,6 +347,10 @@ class Objects(abc.ABC):
         return None if self._forgot else next(reversed(self._handles.values()), None)
 
     def forget(self) -> None:
-        """Give up this process's handle; the next request makes a new one."""
+        """Give up this process's handle, and what it knew; the next request makes a new one."""
         self._forgot = True
+        self.close()
+
+    def close(self) -> None:
+        """Give up this process's handle; the next request makes a new one."""
         self._handles.pop(os.getpid(), None)

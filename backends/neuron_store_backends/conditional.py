@@ -394,4 +394,4 @@ class ConditionalStore(ArtifactStore):
         return probe(self)
 
     def close(self) -> None:
-        self.objects.forget()
+        self.objects.close()
