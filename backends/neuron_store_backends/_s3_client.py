@@ -92,7 +92,7 @@ class Known:
     region: str | None
     wire: Wire
     addresses: dict[str, _Address | None]
-    credentials: Any
+    credentials: Any = attrs.field(repr=False)
     """botocore's, where they are fixed; None: to be looked for."""
 
 

@@ -126,7 +126,7 @@ class Request:
 
     method: str
     url: str
-    headers: dict[str, str]
+    headers: dict[str, str] = attrs.field(repr=False)
     context: dict[str, Any] = attrs.field(factory=dict)
     params: Mapping[str, str] = attrs.field(factory=dict)
 
