@@ -31,9 +31,6 @@ class MemoryObjects(AsyncObjects):
     write, which is what makes its creates exclusive.
     """
 
-    def _preload(self) -> None:
-        """Nothing is missing."""
-
     def _connect(self) -> MemoryFileSystem:
         return MemoryFileSystem(skip_instance_cache=True)
 

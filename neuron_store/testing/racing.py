@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import tempfile
 import threading
 from pathlib import Path
@@ -79,14 +80,17 @@ def race_publishers(
         writers: publishers in each round.
         same: all publish the same bytes (else each its own).
         method: "spawn", "fork", or "threads" for a tier that lives in one process.
+
+    Raises:
+        RuntimeError: a publisher ended without an answer.
     """
     if method == "threads":
         barrier: Any = threading.Barrier(writers)
-        results: Any = multiprocessing.get_context("spawn").SimpleQueue()
+        results: Any = queue.Queue()
         make: Any = threading.Thread
     else:
         context = multiprocessing.get_context(method)
-        barrier, results = context.Barrier(writers), context.SimpleQueue()
+        barrier, results = context.Barrier(writers), context.Queue()
         make = context.Process  # type: ignore[attr-defined]  # every context has it
     workers = [
         make(target=_publish_rounds, args=(factory, n, keys, same, (barrier, results)), daemon=True)
@@ -95,11 +99,27 @@ def race_publishers(
     for worker in workers:
         worker.start()
     answers: dict[tuple[int, int], str] = {}
-    for _ in range(writers * len(keys)):
-        round_, writer, answer = results.get()
-        answers[round_, writer] = answer
-    for worker in workers:
-        worker.join(_PATIENCE)
+    try:
+        while len(answers) < writers * len(keys):
+            ended = [n for n, worker in enumerate(workers) if not worker.is_alive()]
+            try:
+                round_, writer, answer = results.get(timeout=0.5)
+            except queue.Empty:
+                left = [n for n in ended if (len(keys) - 1, n) not in answers]
+                if left:
+                    raise RuntimeError(
+                        f"publisher {left[0]} of {writers} ended without an answer; what it raised "
+                        "is on the standard error (the factory has to open the tier in each)"
+                    ) from None
+                continue
+            answers[round_, writer] = answer
+    except BaseException:
+        # The others wait for the one that will not come.
+        barrier.abort()
+        raise
+    finally:
+        for worker in workers:
+            worker.join(_PATIENCE)
     return [
         Race(key, tuple(answers[n, writer] for writer in range(writers)))
         for n, key in enumerate(keys)
