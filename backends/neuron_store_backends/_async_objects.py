@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from neuron_store.artifact import ArtifactFile
 
 T = TypeVar("T")
 __all__ = ["AsyncObjects"]
@@ -151,20 +150,21 @@ class AsyncObjects(Objects):
         reader = ObjectReader(self, path, size, key=key, start=start, budget=budget)
         return cast("BinaryIO", reader)
 
-    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> list[ArtifactFile]:
+    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> None:
         budget = threading.Semaphore(IN_FLIGHT)
 
-        def one(parcel: Parcel) -> list[ArtifactFile]:
+        def one(parcel: Parcel) -> None:
             stream = functools.partial(self.open, parcel.path, parcel.size, key=key, budget=budget)
-            return receive_parcel(stream, parcel, into, key=key, location=self.location)
+            receive_parcel(stream, parcel, into, key=key, location=self.location)
 
         if not parcels:
-            return []
+            return
         # More threads than pieces would only wait for each other. Large ones first, so that the
         # last to arrive is not the longest.
         order = sorted(parcels, key=lambda parcel: -parcel.size)
         with ThreadPoolExecutor(min(IN_FLIGHT, len(parcels))) as pool:
-            return [file for files in pool.map(one, order) for file in files]
+            for _ in pool.map(one, order):
+                pass
 
     def send(self, parcels: Sequence[Parcel], source: Path, *, key: str) -> None:
         if parcels:

@@ -167,10 +167,10 @@ class Objects(abc.ABC):
         """
 
     @abc.abstractmethod
-    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> list[ArtifactFile]:
+    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> None:
         """Write each object's files below `into`, sizes and digests checked.
 
-        Returns the files, in any order, once no thread writes any more.
+        Returns, or raises, once no thread writes any more.
 
         Raises:
             Missing: there is no such object; `path` says which.

@@ -15,7 +15,7 @@ import attrs
 from neuron_store.artifact import StoredForm
 from neuron_store.errors import TierError
 from neuron_store.steps import step
-from neuron_store.streams import create_file, write_all
+from neuron_store.streams import create_below, write_all
 from neuron_store_backends._encoding import ZSTD, zstd_module
 from neuron_store_backends._streaming import checked_pieces, open_source
 
@@ -117,10 +117,8 @@ class Packing:
 
     def _compress(self, zstd: Any, file: ArtifactFile) -> StoredForm | None:
         """The whole file, piece by piece; given up where it turns out not to be worth it."""
-        target = self.folder / file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
         frame, digest, size = zstd.ZstdCompressor(level=LEVEL), hashlib.sha256(), 0
-        descriptor = create_file(target)
+        descriptor = create_below(self.folder, file.name)
         try:
             pieces = checked_pieces(self._source, file, self._key, _PIECE)
             for data in _compressed(frame, pieces):
@@ -133,7 +131,7 @@ class Packing:
                 return StoredForm(ZSTD, size, digest.hexdigest())
         finally:
             os.close(descriptor)
-        target.unlink()
+        (self.folder / file.name).unlink()
         return None
 
 

@@ -133,7 +133,7 @@ def read_parcel(source: Path, parcel: Parcel, key: str) -> tuple[bytes | mmap.mm
 
 def receive_parcel(
     stream: Callable[[], BinaryIO], parcel: Parcel, into: Path, *, key: str, location: str
-) -> list[ArtifactFile]:
+) -> None:
     """Write the files of an object below `into`, sizes and digests checked.
 
     Args:
@@ -151,10 +151,8 @@ def receive_parcel(
     """
     try:
         with stream() as opened:
-            return [
-                copy_stream(_part(opened, parcel, f), into, f, key=key, location=location)
-                for f in parcel.files
-            ]
+            for file in parcel.files:
+                copy_stream(_part(opened, parcel, file), into, file, key=key, location=location)
     except (Missing, Vanished) as error:
         raise Missing(parcel.path) from error
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from neuron_store.artifact import ArtifactFile
     from neuron_store_backends._objects import Objects, Parcel
 
 __all__ = ["open_payload", "receive_payload"]
@@ -36,20 +35,19 @@ def open_payload(objects: Objects, parcel: Parcel, *, key: str) -> BinaryIO:
     return decoded(stream, file, key=key, location=objects.location)
 
 
-def receive_payload(
-    objects: Objects, parcels: Sequence[Parcel], into: Path, *, key: str
-) -> list[ArtifactFile]:
+def receive_payload(objects: Objects, parcels: Sequence[Parcel], into: Path, *, key: str) -> None:
     """`Objects.receive`, and beside it what is decoded on its way."""
     plain = [parcel for parcel in parcels if not parcel.is_encoded]
     encoded = [parcel for parcel in parcels if parcel.is_encoded]
     if not encoded:
-        return objects.receive(plain, into, key=key)
+        objects.receive(plain, into, key=key)
+        return
     for parcel in encoded:
         # Before anything is asked for: in vain, all of it.
         require_decoder(parcel.files[0], key=key, location=objects.location)
 
-    def one(parcel: Parcel) -> list[ArtifactFile]:
-        return receive_parcel(
+    def one(parcel: Parcel) -> None:
+        receive_parcel(
             lambda: open_payload(objects, parcel, key=key),
             parcel,
             into,
@@ -61,8 +59,9 @@ def receive_payload(
     with ThreadPoolExecutor(min(_DECODERS, len(encoded))) as pool:
         decoding = [pool.submit(one, parcel) for parcel in encoded]
         try:
-            received = objects.receive(plain, into, key=key)
-            return received + [file for future in decoding for file in future.result()]
+            objects.receive(plain, into, key=key)
+            for future in decoding:
+                future.result()
         finally:
             for future in decoding:
                 future.cancel()

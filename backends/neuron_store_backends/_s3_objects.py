@@ -190,7 +190,7 @@ class S3Objects(Objects):
     def open(self, path: str, size: int, *, key: str, start: int | None = None) -> BinaryIO:
         return cast("BinaryIO", Reader(self, path, size, key, start=start))
 
-    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> list[ArtifactFile]:
+    def receive(self, parcels: Sequence[Parcel], into: Path, *, key: str) -> None:
         # Large ones first, so that the last to arrive is not the longest.
         order = sorted(parcels, key=lambda parcel: -parcel.size)
         files: list[Incoming | IncomingBundle] = [
@@ -202,7 +202,8 @@ class S3Objects(Objects):
         try:
             tasks = [task for file in files for task in file.tasks()]
             crew().share(tasks, max((min(p.size, PIECE) for p in parcels), default=0))
-            return [done for file in files for done in file.finish()]
+            for file in files:
+                file.finish()
         finally:
             for file in files:
                 file.close()

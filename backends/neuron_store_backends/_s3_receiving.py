@@ -8,8 +8,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from neuron_store.errors import ArtifactCorrupt, TierError
 from neuron_store.steps import step
 from neuron_store.streams import create_below
@@ -20,7 +18,7 @@ from neuron_store_backends._streaming import InOrder
 from neuron_store_backends._trouble import Missing, Vanished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
@@ -139,8 +137,8 @@ class Incoming:
             self._key, self._objects.location, f"{self.file.name} has {what} bytes"
         )
 
-    def finish(self) -> Sequence[ArtifactFile]:
-        """The file with its digest; raises `ArtifactCorrupt` when that is not the record's."""
+    def finish(self) -> None:
+        """Raise `ArtifactCorrupt` when its digest is not the record's."""
         digest = self._digest.hexdigest()
         if self.file.sha256 is not None and digest != self.file.sha256:
             raise ArtifactCorrupt(
@@ -148,7 +146,6 @@ class Incoming:
                 self._objects.location,
                 f"{self.file.name} has sha256 {digest}, the record says {self.file.sha256}",
             )
-        return [self.file if self.file.sha256 else attrs.evolve(self.file, sha256=digest)]
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -164,7 +161,6 @@ class IncomingBundle:
         self._parcel = parcel
         self._into = into
         self._key = key
-        self._files: Sequence[ArtifactFile] = ()
 
     def tasks(self) -> list[Callable[[], None]]:
         """One."""
@@ -173,7 +169,7 @@ class IncomingBundle:
     def _fetch(self) -> None:
         step("conditional.receive")
         path, size = self._parcel.path, self._parcel.size
-        self._files = receive_parcel(
+        receive_parcel(
             lambda: self._objects.open(path, size, key=self._key),
             self._parcel,
             self._into,
@@ -181,9 +177,8 @@ class IncomingBundle:
             location=self._objects.location,
         )
 
-    def finish(self) -> Sequence[ArtifactFile]:
-        """The files, checked as they came."""
-        return self._files
+    def finish(self) -> None:
+        """The files were checked as they came."""
 
     def close(self) -> None:
         """Nothing is held."""
