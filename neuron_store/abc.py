@@ -410,6 +410,12 @@ class ArtifactStore(abc.ABC):
         check_key(key)
         return None
 
+    def locate(self, key: str) -> tuple[Path, Artifact] | None:
+        """`path_of` and `find` in one look; None where `path_of` gives none."""
+        path = self.path_of(key)
+        artifact = None if path is None else self.find(key)
+        return None if path is None or artifact is None else (path, artifact)
+
     def get(self, key: str) -> Path:
         """The artifact as a local directory, brought there if need be.
 

@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 _VERIFIED = b"verified\n"
 _FRESH_SECONDS = 60.0
+_MEMORY = "/dev/shm"  # noqa: S108  (a directory of one's own in it, checked)
+_FORGOTTEN_SECONDS = 7 * 86400.0
 
 
 class FirstLoad:
@@ -53,8 +55,8 @@ class FirstLoad:
         self._seen: dict[str, tuple[int, ...]] = {}
         self._fresh: dict[str, float] = {}
 
-    def check(self, local: ArtifactStore, key: str, path: Path) -> bool:
-        """Whether the entry may be used; False when it is gone.
+    def check(self, local: ArtifactStore, path: Path, artifact: Artifact) -> bool:
+        """Whether the entry at `path`, just found to be `artifact`, may be used; False: it is gone.
 
         Raises:
             ArtifactCorrupt: its bytes are not those of its record. It was taken from its name, if
@@ -62,9 +64,12 @@ class FirstLoad:
         """
         if self.mode == "size":
             return True
+        key, place = artifact.key, str(path)
         if self.mode == "always":
             return self._read(local, key)
-        place = str(path)
+        if not artifact.has_digests:
+            # An entry of the Neuron stack: there is nothing to compare with.
+            return True
         try:
             found = os.stat(place)
         except FileNotFoundError:
@@ -72,17 +77,12 @@ class FirstLoad:
         state = (found.st_dev, found.st_ino, found.st_mtime_ns)
         if self._seen.get(place) == state:
             return True
-        artifact = local.find(key)
-        if artifact is None:
-            return False
-        # An entry of the Neuron stack names no digest: there is nothing to compare with.
-        if artifact.has_digests:
-            fresh = time.monotonic() < self._fresh.pop(key, 0.0)
-            with _note(artifact, place, state, wait=not fresh) as note:
-                if not note.says_verified():
-                    if not fresh and not self._read(local, key):
-                        return False
-                    note.say_verified()
+        fresh = time.monotonic() < self._fresh.pop(key, 0.0)
+        with _note(artifact, place, state, wait=not fresh) as note:
+            if not note.says_verified():
+                if not fresh and not self._read(local, key):
+                    return False
+                note.say_verified()
         self._seen[place] = state
         return True
 
@@ -171,8 +171,7 @@ def _open_note(artifact: Artifact, place: str, state: tuple[int, ...]) -> int | 
             facts.append((file.name, found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
         folder = f"{runtime}/verified/{group}"
         if not os.path.isdir(folder):
-            _forget_dead_groups(f"{runtime}/verified", group)
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            _make_folder(f"{runtime}/verified", group)
         name = hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
         return os.open(
             f"{folder}/{name}",
@@ -184,17 +183,29 @@ def _open_note(artifact: Artifact, place: str, state: tuple[int, ...]) -> int | 
         return None
 
 
-def runtime_directory() -> str | None:
-    """A directory of this user's own that does not outlive the machine's run; None: there is none.
+def _make_folder(verified: str, group: str) -> None:
+    """The group's own; and notes that nobody will ask for any more are removed, by one of it."""
+    os.makedirs(verified, mode=0o700, exist_ok=True)
+    try:
+        os.mkdir(f"{verified}/{group}", 0o700)
+    except FileExistsError:
+        return
+    _forget_dead_groups(verified, group)
 
-    `$XDG_RUNTIME_DIR/neuron_store`, else `neuron_store-<uid>` in the directory for temporary files.
-    One that others own, could write to, or put a link to, is not used.
+
+def runtime_directory() -> str | None:
+    """A directory of this user's own for what need not outlive the machine's run; None: none.
+
+    `$XDG_RUNTIME_DIR/neuron_store`; else `neuron_store-<uid>` in `/dev/shm`, where a file costs
+    microseconds (on a disk, up to milliseconds), or in the directory for temporary files. One that
+    others own, could write to, or put a link to, is not used.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and _is_own(base):
         path = f"{base}/neuron_store"
     else:
-        path = f"{tempfile.gettempdir()}/neuron_store-{os.getuid()}"
+        base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
+        path = f"{base}/neuron_store-{os.getuid()}"
     if _is_own(path):
         return path
     try:
@@ -285,5 +296,20 @@ def _forget_dead_groups(folder: str, mine: str) -> None:
     for name in names:
         pid, _, rest = name.partition("-")
         started, _, machine = rest.partition("-")
-        if machine == here and pid.isdigit() and name != mine and _start_time(int(pid)) != started:
+        if name == mine or not pid.isdigit():
+            continue
+        if machine == here:
+            dead = _start_time(int(pid)) != started
+        else:
+            # Of an earlier run of the machine, or of a container beside us, whose processes are not
+            # ours to see. A note that is missed costs a reading.
+            dead = _age(f"{folder}/{name}") > _FORGOTTEN_SECONDS
+        if dead:
             shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+
+
+def _age(path: str) -> float:
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0

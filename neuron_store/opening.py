@@ -102,8 +102,7 @@ def save_cache(
     remote = _remote(remote_cache_dir)
     with open_tier(TierURL("local", str(root))) as local:
         try:
-            artifact, path = local.find(hash_key), local.path_of(hash_key)
-            if artifact is None or path is None:
+            if local.locate(hash_key) is None:
                 local.verify(hash_key)  # raises, and says what is wrong with it
         except ArtifactCorrupt as error:
             raise ArtifactIncomplete(hash_key, str(root / hash_key), error.reason) from error

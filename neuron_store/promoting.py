@@ -44,7 +44,7 @@ def promote_to(
     in_passing: bool = False,
 ) -> Mapping[str, Publication]:
     """Publish one artifact in each tier; see `TieredStore.promote` and `promote_in_passing`."""
-    artifact, path = local.find(key), local.path_of(key)
+    path, artifact = local.locate(key) or (None, None)
     if artifact is None or not artifact.has_digests:
         # An entry of the Neuron stack without digests of its own: what its loader would trip
         # over is no gift to a fleet. Also says why an entry that looks complete is none.

@@ -56,6 +56,9 @@ class ReadOnlyStore(ArtifactStore):
     def path_of(self, key: str) -> Path | None:
         return self.inner.path_of(key)
 
+    def locate(self, key: str) -> tuple[Path, Artifact] | None:
+        return self.inner.locate(key)
+
     def get(self, key: str) -> Path:
         return self.inner.get(key)
 

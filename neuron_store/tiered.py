@@ -154,8 +154,13 @@ class TieredStore(ArtifactStore):
 
     def path_of(self, key: str) -> Path | None:
         """The local directory; raises `ArtifactCorrupt` when its bytes were read and differ."""
-        path = self.local.path_of(key)
-        return path if path is None or self._loads.check(self.local, key, path) else None
+        found = self.locate(key)
+        return None if found is None else found[0]
+
+    def locate(self, key: str) -> tuple[Path, Artifact] | None:
+        """In the local tier; raises as `path_of`."""
+        found = self.local.locate(key)
+        return found if found is None or self._loads.check(self.local, *found) else None
 
     def keys(self) -> Iterator[str]:
         seen: set[str] = set()

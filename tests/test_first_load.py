@@ -354,20 +354,44 @@ class TestRuntimeDirectory:
         os.chown(runtime / "neuron_store", 65534, 65534)
         assert runtime_directory() is None
 
-    def test_without_one_of_the_session_it_lies_with_temporary_files(self, monkeypatch, tmp_path):
+    def test_without_one_of_the_session_it_lies_in_memory(self, monkeypatch, tmp_path):
         monkeypatch.delenv("XDG_RUNTIME_DIR")
+        monkeypatch.setattr(first_load, "_MEMORY", str(tmp_path))
+        assert runtime_directory() == f"{tmp_path}/neuron_store-{os.getuid()}"
+
+    def test_without_memory_it_lies_with_temporary_files(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+        monkeypatch.setattr(first_load, "_MEMORY", str(tmp_path / "none"))
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         assert runtime_directory() == f"{tmp_path}/neuron_store-{os.getuid()}"
 
     def test_notes_of_groups_that_are_gone_are_removed(self, runtime, local):
         stale = runtime / "neuron_store" / "verified" / f"{2**22 + 5}-1-{first_load._machine()}"
         kept = runtime / "neuron_store" / "verified" / f"{2**22 + 5}-1-another00000"
-        for folder in (stale, kept):
+        long_ago = runtime / "neuron_store" / "verified" / f"{2**22 + 6}-1-another00000"
+        for folder in (stale, kept, long_ago):
             folder.mkdir(parents=True)
+        os.utime(long_ago, (0, time.time() - 8 * 86400))
         (runtime / "neuron_store").chmod(0o700)
         TieredStore([local], verify="first").path_of(KEY)
         assert not stale.exists()
+        assert not long_ago.exists()
         assert kept.exists()
+
+    def test_one_process_of_a_group_removes_them_and_not_each(self, local, monkeypatch):
+        asked = []
+        monkeypatch.setattr(first_load, "_forget_dead_groups", lambda *_: asked.append(os.getpid()))
+        make = os.mkdir
+
+        def others_were_first(path, mode=0o777):
+            if process_group() in path:
+                make(path, mode)
+            make(path, mode)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", others_were_first)
+            assert TieredStore([local], verify="first").path_of(KEY)
+        assert not asked
 
 
 def test_an_unknown_mode_is_refused(monkeypatch):

@@ -49,12 +49,12 @@ class LocalStore(RenamingStore):
         super().__init__(root, name=name, read_only=read_only)
         self.uses = Uses(self._root)
 
-    def path_of(self, key: str) -> Path | None:
-        path = super().path_of(key)
-        if path is not None and self.uses.note(key):
+    def locate(self, key: str) -> tuple[Path, Artifact] | None:
+        found = super().locate(key)
+        if found is not None and self.uses.note(key):
             # A collector is at work; what it has not hidden by now it leaves alone.
-            path = super().path_of(key)
-        return path
+            found = super().locate(key)
+        return found
 
     def fetch(self, key: str, into: Path) -> Artifact:
         artifact = super().fetch(key, into)

@@ -116,7 +116,12 @@ class RenamingStore(ArtifactStore):
                 return None
 
     def path_of(self, key: str) -> Path | None:
-        return None if self.find(key) is None else Path(self._root, key)
+        found = self.locate(key)
+        return None if found is None else found[0]
+
+    def locate(self, key: str) -> tuple[Path, Artifact] | None:
+        artifact = self.find(key)
+        return None if artifact is None else (Path(self._root, key), artifact)
 
     def open_file(self, key: str, name: str) -> BinaryIO:
         check_key(key)

@@ -89,6 +89,7 @@ class ArtifactStoreContract(LeaseContract):
 
     def test_a_tier_without_the_artifact_answers_none(self, store: ArtifactStore) -> None:
         assert store.find(KEY) is None
+        assert store.locate(KEY) is None
         assert list(store.keys()) == []
         with pytest.raises(ArtifactNotFound):
             store.open_file(KEY, "graph.hlo")
@@ -118,6 +119,8 @@ class ArtifactStoreContract(LeaseContract):
         assert {f.name: f.sha256 for f in found.files} == {
             name: hashlib.sha256(data).hexdigest() for name, data in SMALL.items()
         }
+        path = store.path_of(KEY)
+        assert store.locate(KEY) == (None if path is None else (path, found))
         for name, data in SMALL.items():
             with store.open_file(KEY, name) as stream:
                 assert stream.read() == data
@@ -242,6 +245,7 @@ class ArtifactStoreContract(LeaseContract):
             lambda: store.fetch(key, into),
             lambda: store.verify(key),
             lambda: store.path_of(key),
+            lambda: store.locate(key),
             lambda: store.get(key),
         ]
         for call in calls:
