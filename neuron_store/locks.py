@@ -192,11 +192,11 @@ def _own_note() -> bytes:
     """The lines that the Neuron stack writes and reads, then the host, which it does not know."""
     name, command = "", []
     try:
-        with open("/proc/self/comm", "rb") as file:
-            name = file.read().decode("utf-8", "replace").strip()
-        with open("/proc/self/cmdline", "rb") as file:
-            command = file.read().decode("utf-8", "replace").rstrip("\0").split("\0")
-    except OSError:
+        name = read_small("/proc/self/comm", 64).decode("utf-8", "replace").strip()
+        # No more of it than lets the whole note be read again.
+        words = read_small("/proc/self/cmdline", _MAX_NOTE // 8).decode("utf-8", "replace")
+        command = words.rstrip("\0").split("\0")
+    except (OSError, ValueError):
         pass
     # psutil, by which the stack compares the name, restores what the kernel cut off at 15 bytes.
     if command and len(name) == 15:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 
+from neuron_store.errors import InvalidArtifact
 from neuron_store.own_directory import make_own
+from neuron_store.streams import read_small
 
 __all__ = [
     "group_of",
@@ -23,6 +26,7 @@ __all__ = [
     "umask",
 ]
 
+_UMASK = re.compile(rb"^Umask:\s*([0-7]+)", re.MULTILINE)
 _log = logging.getLogger(__name__)
 
 
@@ -67,13 +71,10 @@ def level_container(path: str, root: str, *, sticky: bool = True) -> None:
 def umask() -> int | None:
     """The process's umask; `os.umask` would have to change it, for all threads. None: unknown."""
     try:
-        with open("/proc/self/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Umask:"):
-                    return int(line.split()[1], 8)
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+        found = _UMASK.search(read_small("/proc/self/status", 4096))
+    except (OSError, InvalidArtifact):
+        return None
+    return int(found.group(1), 8) if found else None
 
 
 def group_of(directory: str) -> int | None:

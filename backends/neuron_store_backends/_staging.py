@@ -33,7 +33,6 @@ from neuron_store_backends._modes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
 
 __all__ = ["Staging", "sync_directory", "with_digests"]
@@ -88,24 +87,24 @@ class Staging:
 
     def _fill(self) -> None:
         make_container(self._root, ".staging")
-        step("stage.files")
-        if not (self._consume and self._take()):
-            self._copy()
-        step("stage.record")
-        descriptor = create_file(f"{self.path}/{RECORD_NAME}")
-        try:
-            write_all(descriptor, dump_record(self.artifact))
-        finally:
-            os.close(descriptor)
-        step("stage.sync")
-        names = [*(f.name for f in self.artifact.files), RECORD_NAME]
-        _sync_files([f"{self.path}/{name}" for name in names])
+        with _Flush() as flush:
+            step("stage.files")
+            if not (self._consume and self._take(flush)):
+                self._copy(flush)
+            step("stage.record")
+            descriptor = create_file(f"{self.path}/{RECORD_NAME}")
+            try:
+                write_all(descriptor, dump_record(self.artifact))
+            finally:
+                flush.add(descriptor)
+            step("stage.sync")
+            flush.finish()
         folders = {os.path.dirname(f"{self.path}/{f.name}") for f in self.artifact.files}
         for folder in [*(folders - {self.path}), self.path]:
             sync_directory(folder)
         step("stage.ready")
 
-    def _take(self) -> bool:
+    def _take(self, flush: _Flush) -> bool:
         try:
             os.rename(self._source, self.path)
         except OSError as error:
@@ -128,7 +127,7 @@ class Staging:
                 else:
                     files.append(file)
             finally:
-                os.close(descriptor)
+                flush.add(descriptor)
         if not self.artifact.has_digests:
             self.artifact = attrs.evolve(self.artifact, files=tuple(files))
         folders = {os.path.dirname(f.name) for f in files} - {""}
@@ -137,7 +136,7 @@ class Staging:
             level_directory(path, mask, group)
         return True
 
-    def _copy(self) -> None:
+    def _copy(self, flush: _Flush) -> None:
         try:
             os.mkdir(self.path)
         except FileExistsError:
@@ -159,6 +158,8 @@ class Staging:
                         early=True,
                     )
                 )
+        for file in files:
+            flush.add(open_regular(f"{self.path}/{file.name}"))
         self.artifact = attrs.evolve(self.artifact, files=tuple(files))
 
     def _clean(self) -> None:
@@ -224,24 +225,43 @@ def with_digests(artifact: Artifact, source: Path) -> Artifact:
     return attrs.evolve(artifact, files=tuple(files))
 
 
-def _sync_files(paths: Sequence[str]) -> None:
-    """Flush files to the disk, all of them on their way at once.
+class _Flush:
+    """Flushes files to the disk, up to 64 of them on their way at once.
 
     One after another, each fsync would wait for its own data and for a commit of the file system's
     journal; so the later ones find most of their work done by the first.
     """
-    for first in range(0, len(paths), _FLUSHED_AT_ONCE):
-        opened: list[int] = []
-        try:
-            for path in paths[first : first + _FLUSHED_AT_ONCE]:
-                descriptor = open_regular(path)
-                opened.append(descriptor)
-                start_writing(descriptor, 0, 0)
-            for descriptor in opened:
-                os.fsync(descriptor)
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def add(self, descriptor: int) -> None:
+        """Have the disk begin on a file; its descriptor is closed here."""
+        self._open.append(descriptor)
+        start_writing(descriptor, 0, 0)
+        if len(self._open) == _FLUSHED_AT_ONCE:
+            self.finish()
+
+    def finish(self) -> None:
+        """Return when everything that was added is on the disk. Raises `OSError`."""
+        for descriptor in self._open:
+            os.fsync(descriptor)
+        self._close()
+
+    def _close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
 
 
 def sync_directory(path: str) -> None:

@@ -746,3 +746,53 @@ def test_an_artifact_of_too_many_files_is_refused_before_anything_is_written(tmp
             store.publish(*many)
         assert store.find(KEY) is None
     assert len(list((tmp_path / "many").iterdir())) == 4
+
+
+@pytest.mark.parametrize("consume", [True, False])
+def test_every_file_is_flushed_before_the_artifact_has_its_name(tmp_path, monkeypatch, consume):
+    names = [f"d{number % 3}/f{number}" for number in range(150)]
+    artifact, source = make_source(tmp_path / "source", KEY, dict.fromkeys(names, b"data"))
+    flushed, at_rename = set(), []
+    fsync, rename = os.fsync, os.rename
+
+    def noting_fsync(descriptor):
+        flushed.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def noting_rename(old, new, **how):
+        if os.path.basename(new) == KEY:
+            at_rename.append(set(flushed))
+        rename(old, new, **how)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "rename", noting_rename)
+    store = PosixStore(tmp_path / "root")
+    before = len(os.listdir("/proc/self/fd"))
+    assert store.publish(artifact, source, consume=consume) is Publication.CREATED
+    assert len(os.listdir("/proc/self/fd")) == before
+    place = tmp_path / "root" / KEY
+    written = [place, *place.rglob("*")]
+    assert len(written) == 1 + 3 + len(names) + 1
+    (known,) = at_rename
+    assert {path.stat().st_ino for path in written} <= known
+    assert (tmp_path / "root").stat().st_ino in flushed
+
+
+LOCKING = """
+import os, sys
+from neuron_store_backends.local import LocalStore
+lock = LocalStore(sys.argv[1]).lock(sys.argv[2], 1)
+lock.acquire()
+note = os.path.join(sys.argv[1], f".{sys.argv[2]}.compilation_metadata")
+print(os.path.getsize(note), lock.holder().pid == os.getpid())
+lock.release()
+print(os.path.exists(note))
+"""
+
+
+def test_a_long_command_line_neither_fills_a_holder_note_nor_leaves_it_behind(tmp_path):
+    words = ["\x01" * 50_000, "é" * 25_000]
+    command = [sys.executable, "-c", LOCKING, str(tmp_path), KEY, *words]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(told[0]) < 48 << 10
+    assert told[1:] == ["True", "False"]
