@@ -6,6 +6,7 @@ import io
 import os
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from neuron_store.errors import ArtifactCorrupt, TierError
@@ -18,7 +19,7 @@ from neuron_store_backends._streaming import InOrder
 from neuron_store_backends._trouble import Missing, Vanished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from neuron_store.artifact import ArtifactFile
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from neuron_store_backends._s3_messages import Answer
 
 __all__ = ["Incoming", "Reader"]
+
+_BUFFER = 1 << 20
+_MOST_SPARE = 16
 
 
 class Incoming:
@@ -98,8 +102,8 @@ class Incoming:
         """A file of one piece: nobody to wait for, and it is digested while it is in the cache."""
         # An earlier try has digested some of it.
         self._digest = InOrder()
-        buffer, at, held, since = _buffer(), 0, 0, time.monotonic()
-        with self._asked(client, None, end) as answer:
+        at, held, since = 0, 0, time.monotonic()
+        with self._asked(client, None, end) as answer, _buffer() as buffer:
             while True:
                 count = answer.read_into(buffer[held:])
                 held += count
@@ -185,16 +189,23 @@ class IncomingBundle:
 
 
 _SHOWN_SECONDS = 0.25
-_own = threading.local()
+# Used again and again, the last one first: new memory costs a page fault for each 4 KiB, and what
+# was used just now is in the cache.
+_spare: list[memoryview] = []
+os.register_at_fork(after_in_child=_spare.clear)
 
 
-def _buffer() -> memoryview:
-    """The thread's own, used again and again: new memory costs a page fault for each 4 KiB."""
+@contextmanager
+def _buffer() -> Iterator[memoryview]:
     try:
-        found: memoryview = _own.buffer
-    except AttributeError:
-        found = _own.buffer = memoryview(bytearray(1 << 20))
-    return found
+        buffer = _spare.pop()
+    except IndexError:
+        buffer = memoryview(bytearray(_BUFFER))
+    try:
+        yield buffer
+    finally:
+        if len(_spare) < _MOST_SPARE:
+            _spare.append(buffer)
 
 
 def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:

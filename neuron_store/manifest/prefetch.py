@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import time
@@ -23,7 +24,7 @@ from neuron_store.manifest.reader import graph_ranks
 from neuron_store.tiered import TieredStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from neuron_store.abc import ArtifactStore, Publication
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from neuron_store.manifest.reader import Engine
 
 __all__ = ["Fetched", "Prefetch", "Promoted", "Promotes", "prefetch", "promote_manifest"]
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_WORKERS = 16
 # Fewer graphs than this are not worth a process.
@@ -122,13 +125,13 @@ def prefetch(
             if progress is not None:
                 progress(result)
 
+    there = [key for key in keys if _may_be_local(store, key)]
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        wanted = []
-        for key, path in zip(keys, pool.map(functools.partial(_local, store), keys), strict=True):
-            if path is None:
-                wanted.append(key)
-            else:
+        # The first look may read an artifact's bytes.
+        for key, path in zip(there, pool.map(functools.partial(_local, store), there), strict=True):
+            if path is not None:
                 done(Fetched(key, "present"))
+        wanted = [key for key in keys if key not in results]
         if budget is not None:
             wanted = _within(store, wanted, budget, pool, done)
     start = os.getpid() % len(wanted) if wanted else 0
@@ -137,18 +140,20 @@ def prefetch(
     if processes > 1:
         _bring_by_processes(store, wanted, workers, processes, done)
     else:
-        _bring_all(store, wanted, workers, done)
+        # The iterator of a list may be shared by threads.
+        _bring_all(store, iter(wanted), workers, done)
     return Prefetch(tuple(results[key] for key in keys), time.monotonic() - began)
 
 
 def _bring_all(
-    store: ArtifactStore, keys: Sequence[str], workers: int, done: Callable[[Fetched], None]
+    store: ArtifactStore, keys: Iterator[str], workers: int, done: Callable[[Fetched], None]
 ) -> None:
-    def bring(key: str) -> None:
-        done(_bring(store, key))
+    def bring() -> None:
+        for key in keys:
+            done(_bring(store, key))
 
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        for future in [pool.submit(bring, key) for key in keys]:
+        for future in [pool.submit(bring) for _ in range(max(1, workers))]:
             future.result()
 
 
@@ -159,7 +164,7 @@ def _bring_by_processes(
     processes: int,
     done: Callable[[Fetched], None],
 ) -> None:
-    def work(share: Sequence[str], tell: Callable[[dict[str, Any]], None]) -> None:
+    def work(share: Iterator[str], tell: Callable[[dict[str, Any]], None]) -> None:
         _bring_all(store, share, workers, lambda result: tell(attrs.asdict(result)))
         # What a use leaves behind is written down later, or at the end; a forked child has none.
         store.close()
@@ -171,6 +176,16 @@ def _bring_by_processes(
             done(Fetched(key, "error", detail=result))
         else:
             done(Fetched(**result))
+
+
+def _may_be_local(store: ArtifactStore, key: str) -> bool:
+    """Not, where one cheap look of this thread says so: handing over costs more."""
+    if not isinstance(store, TieredStore):
+        return True
+    try:
+        return store.local.locate(key) is not None
+    except NeuronStoreError:
+        return True  # `get` will say what is wrong, or repair it.
 
 
 def _local(store: ArtifactStore, key: str) -> Path | None:
@@ -231,14 +246,17 @@ def _on_disk(artifact: Artifact, origin: str | None) -> int:
     )
 
 
-def _bytes_below(path: Path) -> int:
+def _bytes_below(path: str | Path) -> int:
     total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(f"{folder}/{name}").st_size
-            except OSError:
-                continue
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    total += _bytes_below(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    except OSError as error:
+        _log.debug("%s: %s", path, error)
     return total
 
 

@@ -406,8 +406,8 @@ def test_a_process_that_dies_costs_its_own_graphs_only(two, remote, tmp_path, mo
     monkeypatch.setattr(TieredStore, "bring", dies)
     found = prefetch(two, [engine(*(graph(n) for n in range(20)))], workers=1, processes=2)
     wrong = {g.key: g for g in found.graphs if g.outcome != "fetched"}
-    assert key_of(3) in wrong
-    assert len(wrong) <= 10
+    # What it had not begun, the other one did.
+    assert list(wrong) == [key_of(3)]
     assert {g.outcome for g in wrong.values()} == {"error"}
     assert all("ended early (by SIGKILL)" in g.detail for g in wrong.values())
     monkeypatch.undo()
