@@ -39,6 +39,7 @@ __all__ = [
     "paced",
     "read_small",
     "require_empty",
+    "sizes_below",
     "start_writing",
     "write_all",
     "write_file",
@@ -134,6 +135,32 @@ def empty_directory(directory: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
+
+
+def sizes_below(directory: str | os.PathLike[str]) -> tuple[int, int]:
+    """Bytes of the files below a directory, by their lengths and by their blocks on the disk.
+
+    Links count themselves. What vanishes meanwhile, or may not be looked at, does not count.
+    """
+    length = blocks = 0
+    folders: list[str | os.PathLike[str]] = [directory]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                found = list(entries)
+        except OSError:
+            continue
+        for entry in found:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    status = entry.stat(follow_symlinks=False)
+                    length += status.st_size
+                    blocks += status.st_blocks * 512
+            except OSError:
+                continue
+    return length, blocks
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

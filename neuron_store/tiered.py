@@ -28,7 +28,7 @@ from neuron_store.first_load import FirstLoad
 from neuron_store.keeping import publish_or_keep
 from neuron_store.promoting import promote_to, promotion_targets
 from neuron_store.readonly import ReadOnlyStore
-from neuron_store.streams import empty_directory, open_regular, require_empty
+from neuron_store.streams import empty_directory, open_regular, require_empty, sizes_below
 from neuron_store.tier_health import TierCounters, TierHealth
 from neuron_store.trust import TrustPolicy
 
@@ -442,13 +442,5 @@ def _nowhere(key: str, location: str, answers: Sequence[TierAnswer]) -> NeuronSt
 
 
 def _written(directory: Path) -> int:
-    """Bytes on the disk below a directory; changes while a fetch gets on."""
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                found = os.lstat(os.path.join(folder, name))
-            except OSError:
-                continue
-            total += found.st_size + found.st_blocks * 512
-    return total
+    """Changes while a fetch gets on: by new files, or into a file that has its length already."""
+    return sum(sizes_below(directory))

@@ -93,3 +93,21 @@ def test_only_regular_files_are_opened(tmp_path):
             streams.open_regular(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         streams.open_regular(tmp_path / "absent")
+
+
+def test_sizes_below_a_directory_are_those_of_its_files_and_follow_no_link(tmp_path):
+    place = tmp_path / "place"
+    (place / "a" / "b").mkdir(parents=True)
+    (place / "one").write_bytes(b"x" * 10)
+    (place / "a" / "b" / "two").write_bytes(b"x" * 5000)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "large").write_bytes(b"x" * 100_000)
+    (place / "link").symlink_to(tmp_path / "elsewhere")
+    length, blocks = streams.sizes_below(place)
+    assert length == 5010 + (place / "link").lstat().st_size
+    assert 5010 <= blocks < 100_000
+    os.truncate(place / "one", 1 << 30)
+    grown, sparse = streams.sizes_below(place)
+    assert grown == length - 10 + (1 << 30)
+    assert sparse < 1 << 20
+    assert streams.sizes_below(tmp_path / "none") == (0, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from neuron_store.errors import (
 )
 from neuron_store.manifest._sharing import shared_out
 from neuron_store.manifest.reader import graph_ranks
+from neuron_store.streams import sizes_below
 from neuron_store.tiered import TieredStore
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from neuron_store.manifest.reader import Engine
 
 __all__ = ["Fetched", "Prefetch", "Promoted", "Promotes", "prefetch", "promote_manifest"]
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_WORKERS = 16
 # Fewer graphs than this are not worth a process.
@@ -235,7 +233,7 @@ def _bring(store: ArtifactStore, key: str) -> Fetched:
         return Fetched(key, "refused" if refused else "missing", detail=str(error))
     except (ArtifactCorrupt, NeuronStoreError) as error:
         return Fetched(key, "error", detail=str(error))
-    return Fetched(key, "fetched", _bytes_below(path)) if fetched else Fetched(key, "waited")
+    return Fetched(key, "fetched", sizes_below(path)[0]) if fetched else Fetched(key, "waited")
 
 
 def _on_disk(artifact: Artifact, origin: str | None) -> int:
@@ -244,20 +242,6 @@ def _on_disk(artifact: Artifact, origin: str | None) -> int:
     return artifact.size + len(
         dump_record(attrs.evolve(artifact, files=files, fetched_from=origin))
     )
-
-
-def _bytes_below(path: str | Path) -> int:
-    total = 0
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    total += _bytes_below(entry.path)
-                else:
-                    total += entry.stat(follow_symlinks=False).st_size
-    except OSError as error:
-        _log.debug("%s: %s", path, error)
-    return total
 
 
 class Promotes(Protocol):
