@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from neuron_store.abc import ArtifactStore
 
-__all__ = ["Stalled", "TierCounters", "TierHealth", "bounded"]
+__all__ = ["Stalled", "TierCounters", "TierHealth", "bounded", "is_of_this_side"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -44,6 +44,15 @@ class TierCounters:
     seconds: float = 0.0
     refused: int = 0
     """Artifacts that were there and that nobody trusted vouches for."""
+
+
+def is_of_this_side(error: NeuronStoreError, store: ArtifactStore) -> bool:
+    """Whether a fetch failed for want of a place to write to: a full disk is no fault of a tier."""
+    return (
+        isinstance(error, TierError)
+        and error.operation == "write"
+        and not error.location.startswith(store.location)
+    )
 
 
 class Stalled(Exception):
@@ -182,8 +191,7 @@ class TierHealth:
             self._failed(error, time.monotonic() - began, stalled=True)
             raise error from None
         except TierError as error:
-            # A full disk on this side is no fault of the tier.
-            if not error.location.startswith(self._store.location) and error.operation == "write":
+            if is_of_this_side(error, self._store):
                 raise
             self._failed(error, time.monotonic() - began, stalled=False)
             raise

@@ -29,7 +29,7 @@ from neuron_store.keeping import publish_or_keep
 from neuron_store.promoting import promote_to, promotion_targets
 from neuron_store.readonly import ReadOnlyStore
 from neuron_store.streams import empty_directory, open_regular, require_empty, sizes_below
-from neuron_store.tier_health import TierCounters, TierHealth
+from neuron_store.tier_health import TierCounters, TierHealth, is_of_this_side
 from neuron_store.trust import TrustPolicy
 
 if TYPE_CHECKING:
@@ -269,6 +269,10 @@ class TieredStore(ArtifactStore):
             except NeuronStoreError as error:
                 budget -= time.monotonic() - began
                 detail = error.reason if isinstance(error, TierError) else str(error)
+                if is_of_this_side(error, tier):
+                    # Another tier's copy would find no place either.
+                    answers.append(TierAnswer(self.local.location, "error", detail))
+                    return None
                 answers.append(TierAnswer(tier.location, "error", detail))
             else:
                 health.count(hit=1, size=artifact.size)

@@ -13,6 +13,7 @@ from neuron_store.errors import ArtifactCorrupt, TierError
 from neuron_store.steps import step
 from neuron_store.streams import create_below
 from neuron_store_backends._attempts import Attempts
+from neuron_store_backends._file_trouble import remedy
 from neuron_store_backends._objects import PIECE
 from neuron_store_backends._parcels import receive_parcel
 from neuron_store_backends._streaming import InOrder
@@ -82,7 +83,7 @@ class Incoming:
                     if at + len(chunk) > stop:
                         raise self._corrupt(f"more than {self.file.size}")
                     # At once: whoever watches over a slow transfer sees it by the file.
-                    _write_at(descriptor, chunk, at)
+                    self._write_at(descriptor, chunk, at)
                     at += len(chunk)
                     chunks.append(chunk)
             return at, chunks
@@ -112,7 +113,7 @@ class Incoming:
                 # Each call gives Python's lock away and has to get it back: few calls, and large.
                 # But whoever watches over a slow transfer sees it by the file.
                 if not count or held == len(buffer) or time.monotonic() - since > _SHOWN_SECONDS:
-                    _write_at(descriptor, buffer[:held], at)
+                    self._write_at(descriptor, buffer[:held], at)
                     self._digest.update(buffer[:held])
                     at, held, since = at + held, 0, time.monotonic()
                 if not count:
@@ -135,6 +136,18 @@ class Incoming:
             if self._descriptor is None:
                 self._descriptor = create_below(self._into, self.file.name)
             return self._descriptor
+
+    def _write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                count = os.pwrite(descriptor, view, offset)
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            # The disk's trouble, of which no other request helps, and no fault of the store.
+            raise TierError(
+                str(self._into), "write", remedy(error), key=self._key, code=error.errno
+            ) from error
 
     def _corrupt(self, what: str) -> ArtifactCorrupt:
         return ArtifactCorrupt(
@@ -206,13 +219,6 @@ def _buffer() -> Iterator[memoryview]:
     finally:
         if len(_spare) < _MOST_SPARE:
             _spare.append(buffer)
-
-
-def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
 
 
 class Reader(io.RawIOBase):

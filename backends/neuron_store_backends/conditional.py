@@ -42,6 +42,7 @@ from neuron_store.errors import (
 from neuron_store.steps import step
 from neuron_store.streams import empty_directory, require_empty, write_file
 from neuron_store_backends._encoding import require_zstd
+from neuron_store_backends._file_trouble import remedy
 from neuron_store_backends._parcels import digest_parcel, parcels, require_whole_bundles, whole
 from neuron_store_backends._receiving import open_payload, receive_payload
 from neuron_store_backends._trouble import Exists, Missing, Vanished
@@ -209,7 +210,7 @@ class ConditionalStore(ArtifactStore):
                 raise
             except OSError as error:
                 raise TierError(
-                    str(into), "write", error.strerror or "failed", key=key, code=error.errno
+                    str(into), "write", remedy(error), key=key, code=error.errno
                 ) from error
         raise ArtifactNotFound(key, self.location)
 

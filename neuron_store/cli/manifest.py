@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +14,10 @@ from neuron_store.byte_sizes import human_bytes
 from neuron_store.cli.exits import NO
 from neuron_store.cli.output import Column
 from neuron_store.cli.session import json_option, pass_session
+from neuron_store.cli.writing import write_named
 from neuron_store.counting import counted, ranks_text
 from neuron_store.errors import ConfigError, ManifestError
 from neuron_store.manifest.diff import ABSENT, diff_manifests
-from neuron_store.manifest.emitter import write_manifest
 from neuron_store.manifest.merge import merge_engines
 from neuron_store.manifest.plan import FlagChange, plan_upgrade
 from neuron_store.manifest.reader import Engine, graph_ranks, read_engines, read_manifest
@@ -29,7 +27,7 @@ from neuron_store.manifest.schema import Graph, dump_manifest, to_json
 from neuron_store.manifest.shapes import shapes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from neuron_store.cli.output import Output
     from neuron_store.cli.session import Session
@@ -189,8 +187,7 @@ def merge(session: Session, directory: Path, *, output: Path | None) -> None:
     if output is not None and str(output) == "-":
         output = None
     if output is not None:
-        with _writing(output):
-            write_manifest(merged, output.absolute())
+        write_named(output, dump_manifest(merged))
     elif not out.json:
         out.write(dump_manifest(merged).decode())
     if out.json:
@@ -366,30 +363,17 @@ def report(session: Session, manifests: tuple[Path, ...], *, output: Path, title
         title=title,
         footer=f"Made by neuron-store from {counted(len(engines), 'manifest')}, {made}.",
     )
-    size = len(page.encode())
+    # A manifest may hold halves of characters.
+    data = page.encode("utf-8", "replace")
     if str(output) == "-":
         if out.json:
             raise ConfigError("--json needs the standard output for itself; name a file for -o")
-        out.write(page)
+        out.write(data.decode())
         return
-    staged = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    with _writing(output):
-        try:
-            staged.write_text(page, encoding="utf-8")
-            staged.replace(output)
-        finally:
-            staged.unlink(missing_ok=True)
+    write_named(output, data)
     if out.json:
-        out.document(ok=True, output=str(output), manifests=len(engines), bytes=size)
-    out.say(f"{output}: {human_bytes(size)}")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another") from error
+        out.document(ok=True, output=str(output), manifests=len(engines), bytes=len(data))
+    out.say(f"{output}: {human_bytes(len(data))}")
 
 
 def _value(value: Any) -> str | None:

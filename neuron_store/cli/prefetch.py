@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from neuron_store.cli.exits import NO
-from neuron_store.cli.output import Column
+from neuron_store.cli.output import Column, Output
 from neuron_store.cli.session import json_option, pass_session
+from neuron_store.cli.terminating import terminable
+from neuron_store.counting import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from neuron_store.cli.session import Session
+    from neuron_store.manifest.prefetch import Fetched, Prefetch
 
 __all__ = ["prefetch"]
 
@@ -73,14 +77,14 @@ def prefetch(
     if not graph_ranks(engines):
         out.say("the manifests list no graph")
     _require_tier(session, graph_ranks(engines))
-    with out.progress("fetching", len(graph_ranks(engines))) as bar:
+    with _progress(out, len(graph_ranks(engines))) as ended:
         found = bring(
             session.store(),
             engines,
             workers=workers,
             processes=processes or min(4, len(os.sched_getaffinity(0))),
             budget=limit,
-            progress=lambda graph: bar.end(graph.key),
+            progress=ended,
         )
     if out.json:
         out.document(ok=found.complete, **found.plain())
@@ -89,15 +93,55 @@ def prefetch(
     for graph in found.graphs:
         if graph.detail:
             out.say(f"{graph.outcome}: {graph.key}: {graph.detail}")
-    told = [f"{len(found.of(outcome))} {outcome}" for outcome in ("present", "fetched", "missing")]
-    if waited := found.of("waited"):
-        told.insert(2, f"{len(waited)} waited for")
-    if refused := len(found.of("refused")):
-        told.append(f"{refused} refused")
-    told += [f"{len(found.of('error'))} failed", f"{len(found.of('skipped'))} over budget"]
-    out.say(f"{', '.join(told)}; {human_bytes(found.size)} in {found.seconds:.1f} s")
+    out.say(f"{_told(found)}; {human_bytes(found.size)} in {found.seconds:.1f} s")
+    if found.of("missing"):
+        _tell_unmounted(session)
     if not found.complete:
         context.exit(NO)
+
+
+def _tell_unmounted(session: Session) -> None:
+    """A share that is not mounted has no graph either, and that is no answer."""
+    from neuron_store.errors import TierError  # noqa: PLC0415
+    from neuron_store.mounted import require_mounted  # noqa: PLC0415
+
+    for tier in session.store().shared:
+        try:
+            require_mounted(tier.location)
+        except TierError as error:
+            session.out.say(f"error: {error}")
+
+
+@contextlib.contextmanager
+def _progress(out: Output, total: int) -> Iterator[Callable[[Fetched], None]]:
+    """What to call with each graph; who interrupts the block is told how far it came."""
+    here = 0
+
+    def ended(graph: Fetched) -> None:
+        nonlocal here
+        here += graph.is_here
+        bar.end(graph.key)
+
+    try:
+        with terminable(), out.progress("fetching", total) as bar:
+            yield ended
+    except (KeyboardInterrupt, SystemExit):
+        out.say(f"interrupted: {here} of {counted(total, 'graph')} are here")
+        raise
+
+
+def _told(found: Prefetch) -> str:
+    """How many graphs had which outcome; those that are rare only where there are some."""
+    from neuron_store.manifest.prefetch import OUTCOMES  # noqa: PLC0415
+
+    names = {"waited": "waited for", "error": "failed", "skipped": "over budget"}
+    rare = {"waited", "corrupt", "refused"}
+    counts = {outcome: len(found.of(outcome)) for outcome in OUTCOMES}
+    return ", ".join(
+        f"{count} {names.get(outcome, outcome)}"
+        for outcome, count in counts.items()
+        if count or outcome not in rare
+    )
 
 
 def _require_tier(session: Session, keys: Iterable[str]) -> None:

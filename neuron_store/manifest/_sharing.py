@@ -7,6 +7,7 @@ number of its threads.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -89,7 +90,9 @@ def shared_out(
         for number in range(processes):
             here, there = context.Pipe(duplex=False)
             core = _core(number, processes)
-            process = context.Process(target=_work, args=(work, rest, there, core), daemon=True)
+            process = context.Process(
+                target=_work, args=(work, rest, there, core, os.getpid()), daemon=True
+            )
             process.start()
             there.close()
             children[here] = process
@@ -127,6 +130,16 @@ def _core(number: int, processes: int) -> int | None:
     return cores[number % len(cores)] if processes >= len(cores) else None
 
 
+def _die_with(parent: int) -> None:
+    """A parent that is killed can end nobody: the kernel does, and work for nobody stops."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:  # it was killed before
+        os._exit(1)
+
+
 def _ending(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
 
@@ -136,9 +149,12 @@ def _work(
     keys: Keys,
     pipe: Connection,
     core: int | None,
+    parent: int,
 ) -> None:
     # A Ctrl-C goes to the whole group; the parent ends its children, who would print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with(parent)
     # What the parent left is nobody's garbage here; to look through it would only copy its pages.
     gc.freeze()
     if core is not None:

@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import itertools
 import json
 import math
 import os
@@ -32,6 +33,7 @@ _PRINTED = (
 )
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _MAX_INT = 1 << 63
+_MOST_NAMES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,8 @@ class _Coercion:
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         named: list[tuple[str, str, Any]] = []
-        for key, item in value.items():
+        # Sorted before it is cut off; but one that never ends has no order.
+        for key, item in itertools.islice(value.items(), _MOST_NAMES):
             name = key if type(key) is str else self._key(key)
             named.append((name, type(key).__name__, item))
         named.sort(key=lambda entry: entry[:2])

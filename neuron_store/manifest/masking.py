@@ -109,6 +109,8 @@ _LOOKS = re.compile(
     r"AIza[A-Za-z0-9_-]{30,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE)
+# Whatever the scheme, and however many words.
+_AUTHORIZATION = re.compile(r"(\bauthorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE)
 _PEM = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
@@ -169,6 +171,7 @@ def mask_text(text: str) -> str:
     """The text without passwords in URLs, secret options and assignments, and known token forms."""
     if len(text) < 6:
         return text
+    text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     text = _LOOKS.sub(MASK, _BEARER.sub(rf"\1{MASK}", text))
     if "://" in text:
         text = _USERINFO.sub(rf"\1{MASK}@", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,9 +32,18 @@ if TYPE_CHECKING:
     from neuron_store.artifact import Artifact
     from neuron_store.manifest.reader import Engine
 
-__all__ = ["Fetched", "Prefetch", "Promoted", "Promotes", "prefetch", "promote_manifest"]
+__all__ = [
+    "OUTCOMES",
+    "Fetched",
+    "Prefetch",
+    "Promoted",
+    "Promotes",
+    "prefetch",
+    "promote_manifest",
+]
 
 DEFAULT_WORKERS = 16
+OUTCOMES = (*("present", "fetched", "waited", "missing", "corrupt", "refused", "error", "skipped"),)
 # Fewer graphs than this are not worth a process.
 _LEAST_SHARE = 8
 
@@ -45,11 +55,16 @@ class Fetched:
     key: str
     outcome: str
     """`present` (was local already), `fetched`, `waited` (another process fetched it meanwhile),
-    `missing`, `refused` (it is there, and nobody trusted signed it), `error`, or `skipped` (over
-    budget)."""
+    `missing`, `corrupt` (a tier has it, damaged), `refused` (it is there, and nobody trusted signed
+    it), `error`, or `skipped` (over budget)."""
     size: int = 0
     """Bytes on the disk, where this process fetched them."""
     detail: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on the node now."""
+        return self.outcome in {"present", "fetched", "waited"}
 
 
 @attrs.frozen
@@ -66,7 +81,7 @@ class Prefetch:
     @property
     def complete(self) -> bool:
         """Whether every graph is on the node now."""
-        return all(graph.outcome in {"present", "fetched", "waited"} for graph in self.graphs)
+        return all(graph.is_here for graph in self.graphs)
 
     @property
     def size(self) -> int:
@@ -75,10 +90,9 @@ class Prefetch:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
-        outcomes = ("present", "fetched", "waited", "missing", "refused", "error", "skipped")
         return {
             "complete": self.complete,
-            **{outcome: len(self.of(outcome)) for outcome in outcomes},
+            **{outcome: len(self.of(outcome)) for outcome in OUTCOMES},
             "bytes": self.size,
             "seconds": round(self.seconds, 3),
             "graphs": [attrs.asdict(graph) for graph in self.graphs],
@@ -146,13 +160,24 @@ def prefetch(
 def _bring_all(
     store: ArtifactStore, keys: Iterator[str], workers: int, done: Callable[[Fetched], None]
 ) -> None:
+    stopped = threading.Event()
+
     def bring() -> None:
         for key in keys:
+            if stopped.is_set():
+                return
             done(_bring(store, key))
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+    pool = ThreadPoolExecutor(max(1, workers))
+    try:
         for future in [pool.submit(bring) for _ in range(max(1, workers))]:
             future.result()
+    except BaseException as error:
+        stopped.set()
+        # Whoever interrupts does not wait for what is on its way.
+        pool.shutdown(wait=isinstance(error, Exception))
+        raise
+    pool.shutdown()
 
 
 def _bring_by_processes(
@@ -229,10 +254,18 @@ def _bring(store: ArtifactStore, key: str) -> Fetched:
             store.bring(key) if isinstance(store, TieredStore) else (store.get(key), True)
         )
     except ArtifactNotFound as error:
-        refused = any(answer.outcome == "refused" for answer in error.answers)
-        return Fetched(key, "refused" if refused else "missing", detail=str(error))
-    except (ArtifactCorrupt, NeuronStoreError) as error:
+        answers = {answer.outcome for answer in error.answers}
+        outcome = next((worse for worse in ("corrupt", "refused") if worse in answers), "missing")
+        return Fetched(key, outcome, detail=str(error))
+    except ArtifactCorrupt as error:
+        return Fetched(key, "corrupt", detail=str(error))
+    except NeuronStoreError as error:
         return Fetched(key, "error", detail=str(error))
+    if fetched and path.name != key:
+        # Usable where it lies, by this process; but no other will ever find it.
+        shutil.rmtree(path, ignore_errors=True)
+        reason = "fetched, but the local tier could not take it (is its disk full?); see the log"
+        return Fetched(key, "error", detail=reason)
     return Fetched(key, "fetched", sizes_below(path)[0]) if fetched else Fetched(key, "waited")
 
 

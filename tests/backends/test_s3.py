@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -15,9 +16,12 @@ from neuron_store.errors import (
     MissingExtra,
     NeuronStoreError,
     TierError,
+    TiersUnavailable,
 )
 from neuron_store.tier_url import parse_tier_url
+from neuron_store.tiered import TieredStore
 from neuron_store_backends._options import Times
+from neuron_store_backends.local import LocalStore
 from neuron_store_backends.s3 import S3Store
 from tests.backends.cases import CONTENTS, ConditionalCases, fill, flip
 from tests.servers.moto import CREDENTIALS
@@ -290,3 +294,26 @@ def _on_listing(store, event, handler):
 def test_an_address_without_a_bucket_is_refused(url):
     with pytest.raises(ConfigError, match=r"write s3://bucket"):
         S3Store.from_url(parse_tier_url(url))
+
+
+def test_a_full_disk_on_this_side_is_said_and_not_blamed_on_the_store(
+    s3_place, source, tmp_path, monkeypatch
+):
+    tier = s3_place.store()
+    artifact = fill(source, {"graph_k.neff": os.urandom(200_000), "m.json": b"{}"}, "k")
+    tier.publish(artifact, source)
+    store = TieredStore([LocalStore(tmp_path / "local"), tier])
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for _ in range(4):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            with pytest.raises(TiersUnavailable) as caught:
+                store.get("k")
+        (_, said) = caught.value.answers
+        assert (said.location, said.outcome) == (str(tmp_path / "local"), "error")
+        assert "the disk is full; free space" in said.detail
+    assert store.counters()[tier.name].errors == 0
+    assert (store.get("k") / "graph_k.neff").stat().st_size == 200_000

@@ -4,6 +4,7 @@ import decimal
 import enum
 import fractions
 import functools
+import itertools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import types
 import uuid
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
@@ -257,6 +259,8 @@ def test_counts_of_tokens_stay_and_lists_of_keys_do_not():
         ("--hf-token abcdef --x 1", "--hf-token *** --x 1"),
         ("AccountKey=abc123==;EndpointSuffix=x", "AccountKey=***;EndpointSuffix=x"),
         ("Authorization: Bearer abcdefghij", None),
+        ("Authorization: token abcdefghij", None),
+        ('-H "authorization: Digest a b, c abcdefghij" x', '-H "authorization: ***" x'),
         ("my token is hf_" + "a" * 34, "my token is ***"),
         ("AKIA" + "A" * 16, "***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "***"),
@@ -349,3 +353,17 @@ def test_an_argument_vector_is_masked_too():
 def test_a_secret_that_would_be_cut_in_half_is_masked_first():
     text = "x" * 8180 + " hf_" + "a" * 34
     assert "hf_" not in to_plain(text)
+
+
+def test_a_mapping_that_never_ends_is_cut_off():
+    class Endless(Mapping):
+        def __iter__(self):
+            return itertools.count()
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, key):
+            return key
+
+    assert to_plain({"x": Endless()})["x"]["<left out>"]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -107,3 +111,36 @@ def test_nothing_stays_open():
     before = len(os.listdir("/proc/self/fd"))
     list(shared_out(names(3), 2, lambda rest, tell: [tell({"key": key}) for key in rest]))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+HANGING = """
+import os, time
+from neuron_store.manifest._sharing import shared_out
+def work(rest, tell):
+    for key in rest:
+        tell({"key": key, "pid": os.getpid()})
+        time.sleep(600)
+for _, result in shared_out(["a", "b"], 2, work):
+    print(result["pid"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_children_of_a_parent_that_is_killed_end_with_it(how):
+    parent = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True)
+    with parent:
+        children = [int(parent.stdout.readline()) for _ in range(2)]
+        assert all(os.path.exists(f"/proc/{child}") for child in children)
+        parent.send_signal(how)
+    deadline = time.monotonic() + 60
+    while any(lives(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except FileNotFoundError:
+        return False

@@ -393,6 +393,33 @@ def test_processes_that_share_a_prefetch_fetch_each_graph_once(two, remote, tmp_
     assert len(os.listdir(two.local.root / ".stats" / "uses")) == count + 1
 
 
+def test_what_the_local_tier_cannot_take_is_an_error_and_leaves_nothing(
+    two, remote, tmp_path, monkeypatch
+):
+    publish(remote, tmp_path / "src", key_of(1))
+
+    def full(self, artifact, source, *, consume=False):
+        raise TierError(str(self.root), "publish", "the disk is full", key=artifact.key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "publish", full)
+        (found,) = prefetch(two, [engine(graph(1))]).graphs
+    assert found.outcome == "error"
+    assert "could not take it" in found.detail
+    assert os.listdir(two.local.root / ".staging") == []
+    assert prefetch(two, [engine(graph(1))]).complete
+
+
+def test_what_a_tier_has_damaged_is_told_as_that(two, remote, tmp_path):
+    publish(remote, tmp_path / "src", key_of(1))
+    (neff,) = (remote.root / key_of(1)).glob("*.neff")
+    neff.write_bytes(b"x" * neff.stat().st_size)
+    done = prefetch(two, [engine(graph(1))])
+    assert [g.outcome for g in done.graphs] == ["corrupt"]
+    assert done.plain()["corrupt"] == 1
+    assert not done.complete
+
+
 def test_a_process_that_dies_costs_its_own_graphs_only(two, remote, tmp_path, monkeypatch):
     for number in range(20):
         publish(remote, tmp_path / "src", key_of(number))
