@@ -43,7 +43,16 @@ __all__ = [
 ]
 
 DEFAULT_WORKERS = 16
-OUTCOMES = (*("present", "fetched", "waited", "missing", "corrupt", "refused", "error", "skipped"),)
+OUTCOMES = (
+    "present",
+    "fetched",
+    "waited",
+    "missing",
+    "corrupt",
+    "refused",
+    "error",
+    "skipped",
+)
 # Fewer graphs than this are not worth a process.
 _LEAST_SHARE = 8
 
