@@ -448,3 +448,12 @@ class PromoteError(NeuronStoreError, RuntimeError):
         super().__init__(
             f"promote of {key} failed for {failed}" + (f"; reached {reached}" if reached else "")
         )
+
+
+def fetch_outcome(error: NeuronStoreError) -> str:
+    """What a `get` that failed says of the artifact: `missing`, `corrupt`, `refused` or `error`."""
+    if isinstance(error, ArtifactNotFound):
+        # A damaged copy is not used, so for the store it is none; here it is the thing to mend.
+        said = {answer.outcome for answer in error.answers}
+        return next((word for word in ("corrupt", "refused") if word in said), "missing")
+    return "corrupt" if isinstance(error, ArtifactCorrupt) else "error"

@@ -78,25 +78,14 @@ def fetch(context: click.Context, session: Session, keys: tuple[str, ...]) -> No
 
 
 def _fetch(store: TieredStore, key: str) -> _Fetched:
-    from neuron_store.errors import (  # noqa: PLC0415  (`--help` needs none)
-        ArtifactCorrupt,
-        ArtifactNotFound,
-        NeuronStoreError,
-    )
+    from neuron_store.errors import NeuronStoreError, fetch_outcome  # noqa: PLC0415  (not for help)
 
     before = store.counters()
     began = time.perf_counter()
     try:
         path = store.get(key)
-    except ArtifactNotFound as error:
-        # A damaged copy is not used, so for the store it is none; here it is the thing to mend.
-        said = {answer.outcome for answer in error.answers}
-        outcome = next((word for word in ("corrupt", "refused") if word in said), "missing")
-        return _Fetched(key, outcome, detail=str(error))
-    except ArtifactCorrupt as error:
-        return _Fetched(key, "corrupt", detail=str(error))
     except NeuronStoreError as error:
-        return _Fetched(key, "error", detail=str(error))
+        return _Fetched(key, fetch_outcome(error), detail=str(error))
     seconds = time.perf_counter() - began
     after = store.counters()
     for tier in store.shared:

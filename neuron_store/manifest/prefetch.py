@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from neuron_store.artifact import dump_record
-from neuron_store.errors import (
-    ArtifactCorrupt,
-    ArtifactNotFound,
-    NeuronStoreError,
-    PromoteError,
-)
+from neuron_store.errors import NeuronStoreError, PromoteError, fetch_outcome
 from neuron_store.manifest._sharing import shared_out
 from neuron_store.manifest.reader import graph_ranks
 from neuron_store.streams import sizes_below
@@ -262,14 +257,8 @@ def _bring(store: ArtifactStore, key: str) -> Fetched:
         path, fetched = (
             store.bring(key) if isinstance(store, TieredStore) else (store.get(key), True)
         )
-    except ArtifactNotFound as error:
-        answers = {answer.outcome for answer in error.answers}
-        outcome = next((worse for worse in ("corrupt", "refused") if worse in answers), "missing")
-        return Fetched(key, outcome, detail=str(error))
-    except ArtifactCorrupt as error:
-        return Fetched(key, "corrupt", detail=str(error))
     except NeuronStoreError as error:
-        return Fetched(key, "error", detail=str(error))
+        return Fetched(key, fetch_outcome(error), detail=str(error))
     if fetched and path.name != key:
         # Usable where it lies, by this process; but no other will ever find it.
         shutil.rmtree(path, ignore_errors=True)
