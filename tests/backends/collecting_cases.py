@@ -17,7 +17,7 @@ from neuron_store.abc import Publication
 from neuron_store.collecting import collect
 from neuron_store.collector import COLLECTOR_KEY
 from neuron_store.errors import ArtifactNotFound, CollectorBusy, Unsupported
-from neuron_store_backends import _guarding, _sweeping
+from neuron_store_backends import _guarding, _honesty, _sweeping
 from neuron_store_backends._lease_record import LeaseRecord, dump_lease
 from neuron_store_backends.conditional import ConditionalStore
 from tests.backends.cases import CONTENTS, Place, contents_of, fill
@@ -86,7 +86,10 @@ class CollectingCases:
     """Subclass with a fixture `place`."""
 
     @pytest.fixture(autouse=True)
-    def quick(self, monkeypatch):
+    def quick(self, place, monkeypatch):
+        # Before, since these collectors would sweep what the measurement has just written.
+        _honesty.require_create(place.store().objects)
+        _honesty.replace_fault(place.store().objects)
         monkeypatch.setattr(_guarding, "TTL", 1.5)
         monkeypatch.setattr(_sweeping, "_PAUSE", 0.02)
 

@@ -7,6 +7,7 @@ artifact, never an "exists" that is not so.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
 import signal
@@ -367,9 +368,37 @@ def test_a_verdict_that_is_known_needs_no_thread(s3_place, artifact, source, mon
         pass
 
 
+@pytest.mark.parametrize("write", ["create", "replace"])
+@pytest.mark.parametrize("times", [1, 2], ids=["it goes once", "each goes"])
+def test_an_honest_store_is_not_blamed_for_a_scratch_object_that_went(
+    s3_place, monkeypatch, write, times
+):
+    """A collector of others, or an operator who empties the prefix, came in between."""
+    objects = s3_place.store().objects
+    real, went, seen = getattr(objects, write), [], []
+
+    def removing(path, *args, **more):
+        seen.append(path)
+        # A second create of the same object, or a first replace of it, finds nothing there.
+        if seen.count(path) == (2 if write == "create" else 1) and len(went) < times:
+            objects.remove(path)
+            went.append(path)
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(objects, write, removing)
+    # Twice in a row is held to be the store's: to publish there would be the worse mistake.
+    with contextlib.nullcontext() if times == 1 else pytest.raises(TierUnfit):
+        if write == "create":
+            _honesty.require_create(objects)
+        else:
+            _honesty.require_replace(objects, "k")
+    assert len(went) == times
+    assert s3_place.paths() == []
+
+
 def test_a_place_that_was_mended_is_measured_again(s3_place, faults, artifact, source):
     store = s3_place.store()
-    faults.add("strip", path="/probe/", header="HTTP_IF_NONE_MATCH", times=2)
+    faults.add("strip", method="PUT", path="/probe/", header="HTTP_IF_NONE_MATCH", times=4)
     with pytest.raises(TierUnfit):
         store.publish(artifact, source)
     assert store.publish(artifact, source) is Publication.CREATED
