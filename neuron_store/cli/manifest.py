@@ -187,7 +187,7 @@ def merge(session: Session, directory: Path, *, output: Path | None) -> None:
     if output is not None and str(output) == "-":
         output = None
     if output is not None:
-        write_named(output, dump_manifest(merged))
+        write_named(output, dump_manifest(merged), sources=[e.path for e in engines])
     elif not out.json:
         out.write(dump_manifest(merged).decode())
     if out.json:
@@ -370,7 +370,7 @@ def report(session: Session, manifests: tuple[Path, ...], *, output: Path, title
             raise ConfigError("--json needs the standard output for itself; name a file for -o")
         out.write(data.decode())
         return
-    write_named(output, data)
+    write_named(output, data, sources=[engine.path for engine in engines])
     if out.json:
         out.document(ok=True, output=str(output), manifests=len(engines), bytes=len(data))
     out.say(f"{output}: {human_bytes(len(data))}")

@@ -91,8 +91,13 @@ def prefetch(
     else:
         out.table(_COLUMNS, [(graph.key, graph.outcome, graph.size) for graph in found.graphs])
     for graph in found.graphs:
-        if graph.detail:
+        if graph.detail and graph.outcome != "skipped":
             out.say(f"{graph.outcome}: {graph.key}: {graph.detail}")
+    skipped = found.of("skipped")
+    if skipped:
+        # The table has the others; of a tight budget they may be thousands.
+        more = f", and {counted(len(skipped) - 1, 'more graph')}" if len(skipped) > 1 else ""
+        out.say(f"skipped: {skipped[0].key}: {skipped[0].detail}{more}")
     out.say(f"{_told(found)}; {human_bytes(found.size)} in {found.seconds:.1f} s")
     if found.of("missing"):
         _tell_unmounted(session)

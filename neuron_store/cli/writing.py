@@ -10,19 +10,28 @@ from typing import TYPE_CHECKING
 from neuron_store.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = ["write_named"]
 
 
-def write_named(path: Path, data: bytes) -> None:
+def write_named(path: Path, data: bytes, *, sources: Iterable[Path] = ()) -> None:
     """Write a file whole: a reader sees the old one or the new one, and a link stays a link.
 
     What is no file (a pipe, `/dev/stdout`, another device) is written to.
 
+    Args:
+        path: by whichever name.
+        data: all of it.
+        sources: files that it was made from, which are not to be written over.
+
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written, or is a source.
     """
+    for source in sources:
+        if path.is_file() and source.is_file() and os.path.samefile(path, source):
+            raise ConfigError(f"{path} is what is being read; choose another for -o")
     try:
         try:
             there = os.stat(path)

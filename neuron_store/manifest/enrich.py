@@ -37,36 +37,41 @@ def enrich(store: ArtifactStore, graphs: list[Graph]) -> list[Graph]:
     """The graphs with what the store says of them. What has vanished stays unsaid; never raises."""
     done = {}
     remote = []
+    unread: list[str] = []
     # Where the last artifact lay, its siblings lie: asking the store for each, which looks through
     # all files of an artifact, would take longer than everything else together.
     root: str | None = None
     for graph in graphs:
-        known = None if root is None else _from_sibling(root, graph)
+        known = None if root is None else _from_sibling(root, graph, unread)
         if known is None:
-            known, root = _from_directory(store, graph, root)
+            known, root = _from_directory(store, graph, root, unread)
         if known is None:
             remote.append(graph)
         else:
             done[graph.graph_hash] = known
     if remote:
         with ThreadPoolExecutor(min(_REMOTE_WORKERS, len(remote))) as pool:
-            for graph in pool.map(lambda graph: _from_store(store, graph), remote):
+            for graph in pool.map(lambda graph: _from_store(store, graph, unread), remote):
                 done[graph.graph_hash] = graph
+    if unread:
+        logger.warning(
+            "result shapes of %d graphs cannot be read; the first: %s", len(unread), unread[0]
+        )
     return [done[graph.graph_hash] for graph in graphs]
 
 
-def _from_sibling(root: str, graph: Graph) -> Graph | None:
+def _from_sibling(root: str, graph: Graph, unread: list[str]) -> Graph | None:
     """Enriched from `<root>/<key>/`; None when the executable is not there under the usual name."""
     key = graph.graph_hash
     try:
-        return _from_files(graph, f"{root}/{key}", neff_name(key))
+        return _from_files(graph, f"{root}/{key}", neff_name(key), unread)
     except Exception as error:  # noqa: BLE001  (the store will be asked, and says what is wrong)
         logger.debug("graph %s is not at %s: %s", key, root, error)
         return None
 
 
 def _from_directory(
-    store: ArtifactStore, graph: Graph, root: str | None
+    store: ArtifactStore, graph: Graph, root: str | None, unread: list[str]
 ) -> tuple[Graph | None, str | None]:
     """Enriched from the artifact's own directory, and the directory's parent.
 
@@ -80,19 +85,19 @@ def _from_directory(
         if directory.name == key:
             root = str(directory.parent)
         try:
-            return _from_files(graph, str(directory), neff_name(key)), root
+            return _from_files(graph, str(directory), neff_name(key), unread), root
         except FileNotFoundError:
             # Another compiler's, which names its executable otherwise.
             artifact = store.find(key)
             if artifact is None or artifact.executable is None:
                 return graph, root
-            return _from_files(graph, str(directory), artifact.executable), root
+            return _from_files(graph, str(directory), artifact.executable, unread), root
     except Exception as error:  # noqa: BLE001  (one graph's trouble must not cost the others)
         logger.warning("graph %s cannot be described: %s: %s", key, type(error).__name__, error)
         return graph, root
 
 
-def _from_files(graph: Graph, directory: str, executable: str) -> Graph:
+def _from_files(graph: Graph, directory: str, executable: str, unread: list[str]) -> Graph:
     status = os.stat(f"{directory}/{executable}", follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidArtifact(f"{directory}/{executable}", "not a regular file")
@@ -102,6 +107,7 @@ def _from_files(graph: Graph, directory: str, executable: str) -> Graph:
         size=status.st_size,
         created=_recorded(directory, graph.graph_hash) or _iso(status.st_mtime),
         open_hlo=lambda: io.FileIO(open_regular(f"{directory}/{HLO_NAME}")),
+        unread=unread,
     )
 
 
@@ -115,7 +121,7 @@ def _recorded(directory: str, key: str) -> str | None:
         return None  # An entry of the Neuron stack: its executable's mtime is the time.
 
 
-def _from_store(store: ArtifactStore, graph: Graph) -> Graph:
+def _from_store(store: ArtifactStore, graph: Graph, unread: list[str]) -> Graph:
     """Enriched from a tier that keeps no directories."""
     key = graph.graph_hash
     try:
@@ -134,6 +140,7 @@ def _from_store(store: ArtifactStore, graph: Graph) -> Graph:
             size=program.size,
             created=artifact.compiled,
             open_hlo=open_hlo,
+            unread=unread,
         )
     except Exception as error:  # noqa: BLE001  (one graph's trouble must not cost the others)
         logger.warning("graph %s cannot be described: %s: %s", key, type(error).__name__, error)
@@ -147,6 +154,7 @@ def _described(
     size: int,
     created: str | None,
     open_hlo: Callable[[], BinaryIO] | None,
+    unread: list[str],
 ) -> Graph:
     key = graph.graph_hash
     hlo_path: str | None = None
@@ -159,7 +167,7 @@ def _described(
         except FileNotFoundError:
             pass
         except (HloError, NeuronStoreError, OSError) as error:
-            logger.warning("graph %s: its result shapes cannot be read: %s", key, error)
+            unread.append(f"{key}: {error}")
     return attrs.evolve(
         graph,
         hlo_path=hlo_path,

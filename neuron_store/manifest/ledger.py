@@ -57,9 +57,12 @@ _environment: Mapping[bytes, bytes] = getattr(os.environb, "_data", os.environb)
 
 
 def manifest_root(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The directory of ledgers and manifests; None when the feature is off (unset or empty)."""
+    """The directory of ledgers and manifests; None when the feature is off (unset or empty).
+
+    A leading `~` is the home directory: a shell leaves it in place in many spots.
+    """
     text = (os.environ if environ is None else environ).get(MANIFEST_DIR, "")
-    return Path(text) if text.strip() else None
+    return Path(os.path.expanduser(text)) if text.strip() else None
 
 
 def ledger_directory(root: Path, engine: str) -> Path:
@@ -156,9 +159,10 @@ class _Writer:
             self.begun.clear()
             self.pid = pid
         directory, devices = source
-        assert directory is not None
+        root = manifest_root({MANIFEST_DIR: os.fsdecode(directory or b"")})
+        assert root is not None
         engine = engine_id({VISIBLE_DEVICES: os.fsdecode(devices or b"")})
-        folder = ledger_directory(Path(os.fsdecode(directory)), engine)
+        folder = ledger_directory(root, engine)
         make_own(os.fspath(folder))
         path = os.fspath(folder / f"{pid}.jsonl")
         # A pid comes back: what an earlier run left under it is none of this run's.

@@ -111,6 +111,9 @@ _LOOKS = re.compile(
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE)
 # Whatever the scheme, and however many words.
 _AUTHORIZATION = re.compile(r"(\bauthorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE)
+# `curl -u name:x`, and a line of a `.netrc`.
+_PAIRS = re.compile(r"((?:^|\s)(?:-u\s*|--(?:proxy-)?user[ =])[\"']?[^\s:\"'/]+:)[^\s\"'/]+")
+_NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)\S+")
 _PEM = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
@@ -177,7 +180,11 @@ def mask_text(text: str) -> str:
         text = _USERINFO.sub(rf"\1{MASK}@", text)
     if "=" in text and "?" in text:
         text = _QUERY.sub(_masked, text)
+    if "password" in text:
+        text = _NETRC.sub(rf"\1{MASK}", text)
     if "-" in text:
+        if ":" in text:
+            text = _PAIRS.sub(rf"\1{MASK}", text)
         text = _OPTION.sub(_masked, text)
     if "=" in text or ":" in text:
         text = _ASSIGNED.sub(_masked, text)

@@ -333,6 +333,18 @@ def test_a_report_that_cannot_be_written_says_where(cli, one):
     assert "/nowhere/at/all.html cannot be written" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["merge", "report"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_read_is_not_written_over(cli, one, name, linked):
+    before, output = one.read_bytes(), one
+    if linked:
+        output = one.parent / "link"
+        output.symlink_to(one)
+    result = cli("manifest", name, one.parent, "-o", output, status=2)
+    assert f"{output} is what is being read; choose another for -o" in result.stderr
+    assert one.read_bytes() == before
+
+
 # -- prefetch, promote --------------------------------------------------------------------------
 
 
@@ -356,6 +368,28 @@ def test_a_budget_bounds_what_is_fetched(cli, tmp_path, shared, budget, fetched)
     path = listing(tmp_path / "m.json", 1)
     arguments = ["prefetch", "--manifest", path, "--budget", budget]
     assert cli.json(*arguments, status=1 - fetched)["fetched"] == fetched
+
+
+def test_what_is_over_a_budget_is_told_in_one_line(cli, tmp_path, shared):
+    for number in (1, 2, 3):
+        shared(number)
+    path = listing(tmp_path / "m.json", 1, 2, 3)
+    told = cli("prefetch", "--manifest", path, "--budget", "1K", status=1)
+    first, counts = told.stderr.splitlines()
+    assert first.startswith(f"skipped: {key_of(1)}: ")
+    assert first.endswith("1024 left of the budget, and 2 more graphs")
+    assert "3 over budget" in counts
+    assert told.stdout.count("\tskipped\t") == 3
+
+
+def test_a_share_that_is_not_mounted_is_told_after_the_misses(cli, tmp_path, places):
+    path = listing(tmp_path / "m.json", 1)
+    told = cli("prefetch", "--manifest", path, status=1)
+    assert f"missing: {key_of(1)}: " in told.stderr
+    assert f"{places.shared}: the directory does not exist; mount the share" in told.stderr
+    places.shared.mkdir()
+    told = cli("prefetch", "--manifest", path, status=1)
+    assert "mount the share" not in told.stderr
 
 
 def test_prefetch_by_several_processes_tells_the_same(cli, tmp_path, shared, places):

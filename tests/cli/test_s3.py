@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from neuron_store.manifest.schema import Graph, Manifest, dump_manifest
 from neuron_store.testing import make_source
 from neuron_store_backends.local import LocalStore
 from tests.cli.conftest import KEY, OTHER
@@ -138,3 +140,33 @@ def test_an_interrupt_does_not_wait_for_a_transfer(bucket, server, put, places):
         process.kill()
     assert (process.returncode, stdout) == (130, "")
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_prefetch_tells_how_far_it_came(places, put, tmp_path, monkeypatch, number):
+    put(places.local)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_bytes(dump_manifest(Manifest(graphs=(Graph(KEY), Graph(OTHER)))))
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        tier = f"s3://b/p?endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
+        options = ["--local", str(places.local), "--tier", tier]
+        command = ["prefetch", "--manifest", str(manifest)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "neuron_store.cli", *options, *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            # It asks for the second graph, and waits for an answer.
+            with silent.accept()[0]:
+                process.send_signal(number)
+                _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number
+    assert "interrupted: 1 of 2 graphs are here" in told
+    assert "Traceback" not in told

@@ -239,14 +239,16 @@ def test_an_artifact_that_has_vanished_gives_nulls(manifests, store, root):
 
 
 def test_an_hlo_module_that_cannot_be_read_costs_only_its_shapes(manifests, store, root, caplog):
-    directory = fill(root, key_of(1))
-    (directory / "graph.hlo").write_bytes(b"not a module")
-    record_graph(key_of(1), 0, [], "")
+    for number in (1, 2):
+        (fill(root, key_of(number)) / "graph.hlo").write_bytes(b"not a module")
+        record_graph(key_of(number), 0, [], "")
     graph = read_manifest(emit_manifest(store)).graphs[0]
     assert graph.neff_size == 6024
     assert graph.hlo_path is not None
     assert graph.output_shapes is None
-    assert "result shapes cannot be read" in caplog.text
+    # Thousands of lines would say no more.
+    assert caplog.text.count("cannot be read") == 1
+    assert f"result shapes of 2 graphs cannot be read; the first: {graph.graph_hash}" in caplog.text
 
 
 def test_another_compilers_executable_goes_by_its_own_name(manifests, store, tmp_path):

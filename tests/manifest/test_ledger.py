@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from neuron_store.manifest import ledger
-from neuron_store.manifest.ledger import clear_ledger, ledger_directory, read_ledger, record_graph
+from neuron_store.manifest.ledger import (
+    clear_ledger,
+    ledger_directory,
+    manifest_root,
+    read_ledger,
+    record_graph,
+)
 from tests.manifest.ledger_worker import write_many
 
 FLAGS = "--framework XLA --target trn2 '--internal-backend-options=--a=1 --b'"
@@ -101,6 +107,18 @@ def test_switched_off_nothing_is_computed_and_nothing_written(tmp_path, monkeypa
 
     record_graph("k", never, never, never)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_is_the_home_directory_for_both(tmp_path, monkeypatch):
+    """A pod's specification and a unit file are read by no shell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("VLLM_NEURON_MANIFEST_DIR", "~/m")
+    record_graph("k", 0, [], "")
+    root = manifest_root()
+    assert root == tmp_path / "home" / "m"
+    assert [line.key for line in read_ledger(ledger_directory(root, "nodev"))] == ["k"]
+    assert not (tmp_path / "~").exists()
 
 
 def test_switched_on_what_was_deferred_is_computed(manifests):
