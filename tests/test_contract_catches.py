@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import time
 
 import attrs
 import pytest
@@ -22,6 +23,8 @@ class LooksFirst(PosixStore):
 
     def publish(self, artifact, source, *, consume=False):
         existing = self.find(artifact.key)
+        # Long enough for another's look, or it would be luck whether one comes in between.
+        time.sleep(0.05)
         if existing is not None:
             same = existing.same_bytes(with_digests(artifact, source))
             return Publication.PRESENT if same else Publication.CONFLICT
@@ -51,6 +54,8 @@ class MarksFirst(PosixStore):
             return super().publish(artifact, source, consume=consume)
         os.makedirs(target)
         (target / ".neuron_store.json").write_bytes(dump_record(with_digests(artifact, source)))
+        # As above, for a reader's turn.
+        time.sleep(0.1)
         for file in artifact.files:
             (target / file.name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / file.name, target / file.name)
