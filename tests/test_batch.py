@@ -58,6 +58,12 @@ def make(key, gauge, meet=None) -> CompileJob:
     return CompileJob(key, functools.partial(fill, gauge, meet))
 
 
+@pytest.fixture(autouse=True)
+def plenty(monkeypatch):
+    """What other tests leave free at this moment must not decide how many compile at once."""
+    monkeypatch.setattr(module, "available_memory", lambda: None)
+
+
 @pytest.fixture
 def store(tmp_path):
     with open_store([tmp_path / "shared"], local=tmp_path / "local") as opened:
@@ -198,7 +204,7 @@ for n in range(2):
     jobs.append(compiler.job(Path(graph), flags=flags))
 with open_store([], local=Path(root, "local")) as store:
     try:
-        precompile(jobs, workers=2, store=store)
+        precompile(jobs, workers=2, store=store, memory_per_compile=1)
     except KeyboardInterrupt:
         staged = sorted(p.name for p in Path(root, "local/.staging").iterdir())
         print("interrupted", list(store.keys()), staged)
@@ -209,22 +215,19 @@ def test_an_interrupt_ends_every_compiler_and_leaves_nothing(tmp_path):
     from neuron_store.compilers._example_graphs import example_graph
 
     psutil = pytest.importorskip("psutil")
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, STUB, example_graph("decode", ".hlo"), tmp_path],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", INTERRUPTED, STUB, example_graph("decode", ".hlo"), tmp_path]
     notes = [tmp_path / "0", tmp_path / "1"]
-    try:
-        for _ in range(1500):
-            if all(n.is_file() and len(n.read_text().split()) == 2 for n in notes):
-                break
-            time.sleep(0.02)
-        pids = [int(pid) for note in notes for pid in note.read_text().split()]
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for _ in range(1500):
+                if all(n.is_file() and len(n.read_text().split()) == 2 for n in notes):
+                    break
+                time.sleep(0.02)
+            pids = [int(pid) for note in notes for pid in note.read_text().split()]
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert said == "interrupted [] []\n"
     for pid in pids:
         for _ in range(500):
