@@ -1,8 +1,8 @@
 """The whole path of a deployment, in the shape of vLLM's engine, on stand-in graphs.
 
-1. An engine of four ranks on cores 0-3 warms up over six graphs: each rank's forked tracer records
+1. An engine of four ranks on cores 0-7 warms up over six graphs: each rank's forked tracer records
    them, each graph is compiled once. It emits its manifest and promotes by it.
-2. A second engine on cores 8-11 shares the node's cache root: it compiles nothing.
+2. A second engine on cores 8-15 shares the node's cache root: it compiles nothing.
 3. A third node has only the manifests and the shared tier: it checks that all is ready, prefetches,
    and serves with VLLM_NEURON_DISABLE_WARMUP_COMPILE=1.
 
@@ -123,8 +123,8 @@ def third_node(place: Path) -> None:
 def main() -> None:
     place = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="engine-"))
     os.environ["VLLM_NEURON_MANIFEST_DIR"] = str(place / "manifests")
-    in_process(warm_up, place, "0-3", "node-1")
-    in_process(warm_up, place, "8-11", "node-1")
+    in_process(warm_up, place, "0-7", "node-1")
+    in_process(warm_up, place, "8-15", "node-1")
     in_process(third_node, place)
     compiles = (place / "compiles.log").read_text().splitlines()
     assert len(compiles) == len(set(compiles)) == len(GRAPHS), compiles

@@ -21,7 +21,9 @@ def load_json(data: bytes | str) -> Any:
 
 
 def load_written_json(data: bytes | str) -> Any:
-    """As `load_json`, for what a person writes: a name given twice in one object is refused, too.
+    """As `load_json`; a name given twice in one object is refused, too.
+
+    For what a person writes, who meant both, and for what decides: readers differ on which counts.
 
     Raises:
         ValueError: as `load_json`, or such a name.
@@ -33,8 +35,8 @@ def load_written_json(data: bytes | str) -> Any:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # for its effect
         raise ValueError(f"{twice[:100]!r} is given twice")
     return found
 

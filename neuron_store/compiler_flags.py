@@ -302,8 +302,13 @@ def manifest_flags(argv: Sequence[str] | str, dialect: FlagDialect = NEURONX_CC)
             continue
         if flag.value is not None and _ABSOLUTE.fullmatch(flag.value):
             continue
-        shown.extend(_ABSOLUTE.sub(_PATH_MARK, token) for token in _without_secrets(flag))
+        shown.extend(map(_without_paths, _without_secrets(flag)))
     return shlex.join(shown)
+
+
+def _without_paths(token: str) -> str:
+    head = 2 if _GLUED.match(token) else 0
+    return token[:head] + _ABSOLUTE.sub(_PATH_MARK, token[head:])
 
 
 def _without_secrets(flag: Flag) -> Sequence[str]:
@@ -323,8 +328,10 @@ def _without_secrets(flag: Flag) -> Sequence[str]:
 _GRAPHS = (*NEURONX_CC.graph_suffixes, ".mlir", ".mlirbc")
 # At the start or after what may stand before a value; `s3://bucket` is the same on every machine.
 _ABSOLUTE = re.compile(
-    r"(?:(?<![^\s=,;:'\"])(?:file://)?(?:/(?!/)|~/|\$HOME\b|\$\{HOME\})[^\s,;:'\"]*|(?<!.)~\Z)"
+    r"(?:(?<![^\s=,;:'\"(\[{|<])(?:file://)?(?:/(?!/)|~/|\$HOME\b|\$\{HOME\})[^\s,;:'\")\]}|>]*|(?<!.)~\Z)"
 )
+# `-I/usr/include`
+_GLUED = re.compile(r"-[A-Za-z](?=[/~$])")
 
 
 def _tokens(flags: object) -> list[str]:

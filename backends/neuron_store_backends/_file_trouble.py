@@ -47,6 +47,7 @@ def remedy(error: OSError, *, reading: bool = False) -> str:
         errno.EPERM: f"give this user the right to {right}, or name another root",
         errno.EROFS: "the file system is mounted read-only; mount it rw, or name another place",
         errno.ENOSPC: "the disk is full; free space or name another root",
+        errno.EFBIG: "more than this process (ulimit -f) or the file system allows in one file",
         errno.EDQUOT: "the quota is used up; free space or raise it",
         errno.ENOTDIR: "a part of the path is not a directory",
         errno.ESTALE: "the mount lost track of the file; mount it again if that goes on",

@@ -58,6 +58,8 @@ __all__ = ["RenamingStore"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+# Told of the file that is written, while another is read.
+_WRITTEN_SIDE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EEXIST})
 _READING = frozenset({"find", "open", "fetch", "verify", "list"})
 # NFS may answer from its negative cache for acdirmin seconds (30 by default) that a name is not
 # there which a rename has just found taken.
@@ -172,7 +174,7 @@ class RenamingStore(ArtifactStore):
             return copy_stream(stream, into, file, key=key, location=self.location)
         except OSError as error:
             # A full disk is the one that is written to, and no fault of this tier.
-            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EEXIST}:
+            if error.errno in _WRITTEN_SIDE:
                 raise TierError(
                     str(into), "write", remedy(error), key=key, code=error.errno
                 ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,6 +95,8 @@ def show(session: Session, manifests: tuple[Path, ...]) -> None:
     else:
         rows = [(engine.name, *row) for engine in engines for row in _graph_rows(engine)]
         out.table((Column("engine"), *_GRAPHS), rows)
+    if not any(engine.manifest.graphs for engine in engines):
+        out.say("the manifests list no graph")
 
 
 def _heading(engine: Engine) -> str:
@@ -167,6 +170,7 @@ def _difference_rows(found: ManifestDiff) -> list[tuple[str | None, ...]]:
     ]
     rows += [("gone", g.graph_hash, "ranks", ranks_text(g.ranks), None) for g in found.gone]
     parts = [*found.changed.items(), ("config", found.config), ("environment", found.environment)]
+    parts.append(("manifest", found.other))
     for where, changes in parts:
         rows += [
             ("changed", where, name, _value(old), _value(new))
@@ -322,6 +326,9 @@ def plan(
         upgrades[parts[1]] = parts[2]
     if not (upgrades or add_flag or remove_flag):
         raise ConfigError("nothing changes: give --upgrade, --add-flag or --remove-flag")
+    for option, texts in (("--add-flag", add_flag), ("--remove-flag", remove_flag)):
+        if not all(text.strip() for text in texts):
+            raise ConfigError(f"{option} is empty; name a flag")
     change = FlagChange(add_flag, remove_flag) if add_flag or remove_flag else None
     out, found = session.out, plan_upgrade(read_engines(manifests), upgrades=upgrades, flags=change)
     if out.json:
@@ -379,5 +386,5 @@ def report(session: Session, manifests: tuple[Path, ...], *, output: Path, title
 def _value(value: Any) -> str | None:
     if value is ABSENT:
         return None
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -130,6 +130,8 @@ class _Coercion:
             ):
                 if isinstance(value, Iterator):
                     return f"<{_name(type(value))}>"  # Reading it would use it up.
+                if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+                    return self._named(value, depth + 1)
                 return self._items(value, depth + 1)
             declared = _fields(value)
             if declared is not None:
@@ -164,6 +166,14 @@ class _Coercion:
             )
         return plain
 
+    def _named(self, value: tuple[Any, ...], depth: int) -> list[Any]:
+        """A named tuple is a list, as `json` has it, but its names say which item is a secret."""
+        plain = self._items(value, depth)
+        for at, (name, item) in enumerate(zip(type(value)._fields, value, strict=False)):  # type: ignore[attr-defined]  # seen by the caller
+            if at < len(plain) and _hides(name, item):
+                plain[at] = MASK
+        return plain
+
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         named: list[tuple[str, str, Any]] = []
         # Sorted before it is cut off; but one that never ends has no order.
@@ -184,6 +194,8 @@ class _Coercion:
         return _mask_labelled(plain) if labelled else plain
 
     def _key(self, key: Any) -> str:
+        if type(key) is bytes:
+            return key[: self.limits.text].decode("ascii", "backslashreplace")
         plain = _Coercion(Limits(depth=4, items=16, values=64)).value(key, 0)
         return plain if isinstance(plain, str) else json.dumps(plain)
 
@@ -217,9 +229,9 @@ class _Coercion:
         return _mask_labelled(plain) if labelled else plain
 
     def _put(self, plain: dict[str, Any], name: str, item: Any, depth: int) -> None:
-        secret = is_secret_name(name, value=item)
+        secret = _hides(name, item)
         name = self.text(name)
-        if secret and item is not None and type(item) is not bool:
+        if secret:
             self.values -= 1
             plain[name] = MASK
         else:
@@ -236,9 +248,14 @@ class _Coercion:
         return _ADDRESS.sub("", shown).encode("utf-8", "replace").decode()
 
 
+def _hides(name: str, item: Any) -> bool:
+    """Whether what stands under that name is not to be shown."""
+    return item is not None and type(item) is not bool and is_secret_name(name, value=item)
+
+
 # A setting told as an object: {"name": "api_key", "value": "..."}.
 _LABELS = frozenset(
-    {"name", "key", "variable", "var", "env", "field", "header", "option", "setting"}
+    {"name", "id", "key", "variable", "var", "env", "field", "header", "option", "setting"}
 )
 _LABELLED = frozenset({"value", "val", "values", "default", "content", "data"})
 

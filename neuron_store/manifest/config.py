@@ -60,16 +60,17 @@ def build_config(
         neuron_config = _neuron_config(live)
     model, scheduler = _get(live, "model_config"), _get(live, "scheduler_config")
     dtype = _get(model, "dtype")
-    found = (
-        target
-        or _get(neuron_config, "target")
-        or _get(neuron_config, "platform_target")
-        or (environ or {}).get(TARGET_OVERRIDE)
-        or last_value(recorded_flags(compiler_flags), "--target")
+    said = (
+        target,
+        _get(neuron_config, "target"),
+        _get(neuron_config, "platform_target"),
+        (environ or {}).get(TARGET_OVERRIDE),
+        last_value(recorded_flags(compiler_flags), "--target"),
     )
     return Config(
         model=_text(_get(model, "model")),
-        target=_text(found),
+        # As text first: to ask a foreign object whether it is true may raise anything.
+        target=next((text for value in said if (text := _text(value))), None),
         dtype=_text(dtype),
         max_num_seqs=_count(_get(scheduler, "max_num_seqs")),
         max_model_len=_count(_get(model, "max_model_len")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 __all__ = ["ManifestDiff", "diff_manifests", "flatten"]
+
+_QUOTED = re.compile(r'[."]')
 
 Change = tuple[Any, Any]
 """The value in the first manifest and in the second; `ABSENT` where there is none."""
@@ -36,11 +40,14 @@ class ManifestDiff:
     config: Mapping[str, Change]
     """Dotted path to the values; `topology.world_size`, `vllm_config.model_config.seed`."""
     environment: Mapping[str, Change]
+    other: Mapping[str, Change] = attrs.field(factory=dict)
+    """The manifest's version, and top-level fields of a later one."""
 
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        return not (self.added or self.gone or self.changed or self.config or self.environment)
+        parts = (self.added, self.gone, self.changed, self.config, self.environment, self.other)
+        return not any(parts)
 
     def plain(self) -> dict[str, Any]:
         """As JSON values; what is absent on one side is left out of its pair."""
@@ -59,6 +66,7 @@ class ManifestDiff:
             },
             "config": {path: pair(change) for path, change in self.config.items()},
             "environment": {name: pair(change) for name, change in self.environment.items()},
+            "other": {path: pair(change) for path, change in self.other.items()},
         }
 
 
@@ -79,35 +87,54 @@ def diff_manifests(
     for key, graph in old.items():
         if key in new and graph != new[key]:
             a, b = to_json(graph), to_json(new[key])
-            fields = {
-                name: (a.get(name, ABSENT), b.get(name, ABSENT))
-                for name in dict.fromkeys([*a, *b])
-                if name not in ignore and a.get(name, ABSENT) != b.get(name, ABSENT)
-            }
+            fields = _changes(a, b)
+            fields = {name: fields[name] for name in fields if name not in ignore}
             if fields:
                 changed[key] = fields
     return ManifestDiff(
         added=tuple(graph for key, graph in new.items() if key not in old),
         gone=tuple(graph for key, graph in old.items() if key not in new),
         changed=changed,
-        config=_differences(to_json(before.config), to_json(after.config)),
-        environment=_differences(before.environment, after.environment),
+        config=_sorted(_changes(_flat(to_json(before.config)), _flat(to_json(after.config)))),
+        environment=_sorted(_changes(before.environment, after.environment)),
+        other=_sorted(_changes(_other(before), _other(after))),
     )
 
 
-def _differences(before: Any, after: Any) -> dict[str, Change]:
-    a, b = dict(flatten(before)), dict(flatten(after))
-    return {
-        path: (a.get(path, ABSENT), b.get(path, ABSENT))
-        for path in sorted({*a, *b})
-        if a.get(path, ABSENT) != b.get(path, ABSENT)
-    }
+def _other(manifest: Manifest) -> dict[str, Any]:
+    return {"manifest_version": manifest.manifest_version, **_flat(manifest.extra)}
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flatten(value))
+
+
+def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Change]:
+    sides = {name: (a.get(name, ABSENT), b.get(name, ABSENT)) for name in [*a, *b]}
+    return {name: change for name, change in sides.items() if not _equal(*change)}
+
+
+def _sorted(changes: Mapping[str, Change]) -> dict[str, Change]:
+    return dict(sorted(changes.items()))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """As JSON has it: Python takes true for 1."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of every leaf; lists are leaves, and so are empty objects."""
+    """Dotted path and value of every leaf; lists are leaves, and so are empty objects.
+
+    A name that has a dot in it, or is empty, stands in quotes, so that no two paths are one.
+    """
     if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from flatten(item, f"{prefix}.{name}" if prefix else str(name))
+            step = name if name and not _QUOTED.search(name) else json.dumps(name)
+            yield from flatten(item, f"{prefix}.{step}" if prefix else step)
     elif prefix:
         yield prefix, value

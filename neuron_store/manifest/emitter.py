@@ -23,7 +23,14 @@ from neuron_store.manifest.ledger import (
     manifest_root,
     read_ledger,
 )
-from neuron_store.manifest.schema import MANIFEST_NAME, Config, Graph, Manifest, dump_manifest
+from neuron_store.manifest.schema import (
+    MANIFEST_NAME,
+    MAX_COUNT,
+    Config,
+    Graph,
+    Manifest,
+    dump_manifest,
+)
 from neuron_store.own_directory import make_own
 from neuron_store.streams import create_file, write_all
 
@@ -36,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["emit_manifest", "write_manifest"]
 
 logger = logging.getLogger(__name__)
+
+_STALE = 3600.0
+"""Seconds after which nobody writes to an unfinished manifest any more."""
 
 
 def emit_manifest(
@@ -112,6 +122,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write it atomically: a reader sees the old file or the new one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = dump_manifest(manifest)
+    _remove_stale(path)
     staged = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}.tmp")
     descriptor = create_file(staged)
     try:
@@ -127,6 +138,17 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
         except OSError:
             pass
         raise
+
+
+def _remove_stale(path: Path) -> None:
+    """What writers that were killed left beside it; on a share, those of other machines too."""
+    now = time.time()
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        try:
+            if now - left.lstat().st_mtime > _STALE:
+                left.unlink()
+        except OSError:
+            pass  # another emitter's business, too
 
 
 def _group(
@@ -173,23 +195,24 @@ def _group(
 def _global_rank(
     rank: int, mapping: Mapping[int, int] | Sequence[int] | Callable[[int], int] | None
 ) -> int | None:
-    if mapping is None:
-        return rank
     try:
-        if callable(mapping):
+        if mapping is None:
+            found = rank
+        elif callable(mapping):
             found = mapping(rank)
         elif rank < 0:
             raise IndexError(rank)  # noqa: TRY301  (a list would count from its end)
         else:
             found = mapping[rank]
-        if int(found) >= 0:
+        # One that the manifest cannot hold would cost all graphs.
+        if 0 <= int(found) < MAX_COUNT:
             return int(found)
-        logger.warning("rank %d maps to the global rank %s; left out", rank, found)
+        logger.warning("rank %.40s maps to the global rank %.40s; left out", rank, found)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  (a wrong rank would be worse than none)
         logger.warning(
-            "rank %d has no global rank (%s: %s); left out", rank, type(error).__name__, error
+            "rank %.40s has no global rank (%s: %s); left out", rank, type(error).__name__, error
         )
     return None
 

@@ -178,5 +178,8 @@ def _described(
     )
 
 
-def _iso(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat()
+def _iso(moment: float) -> str | None:
+    try:
+        return datetime.fromtimestamp(moment, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return None  # a file system may hold times beyond the year 9999

@@ -190,26 +190,29 @@ def _scan_computation(wire: Wire, span: Span, *, instructions: bool = False) -> 
 
 def _entry(wire: Wire, module: _Module) -> _Computation | None:
     wanted = wire.read(module.entry_name)
-    by_id: list[tuple[_Computation, Span]] = []
-    by_name: list[tuple[_Computation, Span]] = []
-    # XLA writes callees first, so that the entry is the last one.
+    both: tuple[_Computation, Span] | None = None
+    by_id: tuple[_Computation, Span] | None = None
+    by_name: tuple[_Computation, Span] | None = None
+    # XLA writes callees first, so that the entry is the last one. The first that is found counts.
     for span in reversed(module.computations):
         computation = _scan_computation(wire, span)
+        named = bool(wanted) and wire.read(computation.name) == wanted
+        if named:
+            by_name = by_name or (computation, span)
         if computation.identity == module.entry_id:
-            by_id.append((computation, span))
+            by_id = by_id or (computation, span)
+            if named:
+                both = both or (computation, span)
             # An id that is there is unique; absent ones all read as 0.
             if module.entry_id:
                 break
-        if wanted and wire.read(computation.name) == wanted:
-            by_name.append((computation, span))
-    both = [pair for pair in by_id if pair in by_name]
-    for candidates in (both, *((by_id, by_name) if module.entry_id else (by_name, by_id))):
-        if candidates:
-            computation, span = candidates[0]
-            if computation.program_shape:
-                return computation
-            return _scan_computation(wire, span, instructions=True)
-    return None
+    found = both or ((by_id or by_name) if module.entry_id else (by_name or by_id))
+    if found is None:
+        return None
+    computation, span = found
+    if computation.program_shape:
+        return computation
+    return _scan_computation(wire, span, instructions=True)
 
 
 def _program_shape(wire: Wire, spans: Spans, *, parameters: bool) -> ProgramShape | None:

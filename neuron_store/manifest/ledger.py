@@ -87,7 +87,9 @@ class _Writer:
     """The ledger file of the process. Starts anew in a forked child."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # A signal's handler may record while this thread does: that must end, if without its line.
+        self.lock = threading.RLock()
+        self.busy = False
         self.pid = -1
         self.descriptor = -1
         self.path = b""
@@ -130,9 +132,15 @@ class _Writer:
 
     def _prepare(self, source: tuple[bytes | None, bytes | None], line: bytes) -> bytes:
         with self.lock:
-            if self.pid != os.getpid() or self.source != source or not self._still_ours():
-                self._open(source)
-            return b"\n" + line if self.torn else line
+            if self.busy:
+                raise RuntimeError("a signal's handler recorded while its thread did")
+            self.busy = True
+            try:
+                if self.pid != os.getpid() or self.source != source or not self._still_ours():
+                    self._open(source)
+                return b"\n" + line if self.torn else line
+            finally:
+                self.busy = False
 
     def _looks_ours(self) -> bool:
         try:

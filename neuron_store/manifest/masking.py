@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 
 __all__ = ["MASK", "is_bare_name", "is_secret_name", "mask_text"]
 
@@ -11,6 +12,12 @@ MASK = "***"
 
 # `HFToken` and `apiKey` are two words each, `max_num_batched_tokens` four.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+# What may follow the word that says it: `token_2`, `GITHUB_TOKEN_RO`, `tls_key_pem`.
+_SUFFIXES = frozenset(
+    {"prod", "production", "dev", "devel", "stage", "staging", "test", "testing", "ci", "ro", "rw"}
+    | {"read", "write", "old", "new", "current", "previous", "primary", "secondary", "backup"}
+    | {"default", "base", "pem", "der", "hex", "str", "raw", "plain", "enc", "encoded"}
+)
 _ALWAYS = frozenset(
     {"pwd", "credential", "credentials", "passphrase", "passphrases", "passcode", "passkey"}
     | {"sas", "jwt", "authorization", "bearer", "cookie", "cookies"}
@@ -53,6 +60,10 @@ _ORDINARY_KEY = frozenset(
         "row",
         "column",
         "index",
+        "router",
+        "expert",
+        "block",
+        "scheduler",
     }
     | {
         "group",
@@ -89,13 +100,26 @@ _HOLDERS = frozenset({"value", "string", "text", "header", "headers"})
 _NUMBERS_PASS = frozenset({"tokens", "keys"})
 _NUMBER = re.compile(r"\s*[+-]?[0-9]+(?:\.[0-9]*)?\s*\Z")
 
-_USERINFO = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]+@")
-_QUERY = re.compile(r"([?&;]([^=&;#\s]{1,80})=)[^&;#\s]*")
-_OPTION = re.compile(
-    r"((?:^|\s)--?([A-Za-z][A-Za-z0-9_.-]{0,80})(?:=|\s+))(\"[^\"]*\"|'[^']*'|[^\s-]\S*)"
+# A password may hold what a URL should have escaped: an `@`, and after a name also a `/`. Searched
+# for by what follows the scheme, and bounded: text without an end must not take quadratic time.
+_USERINFO = re.compile(
+    r"(://)(?:[^/\s?#\"'<>]+|"
+    r"[^/\s?#\"'<>@:\[]{0,200}+:(?!\d{1,5}(?:[/?#]|$))[^\s\"'<>@]{1,200}+)@"
 )
+_QUERY = re.compile(r"([?&;#]([^=&;#\s]{1,80})=)[^&;#\s]*")
+# What names a value. The value is looked at only where the name is a secret's, so that what stands
+# inside another one's (`--env=HF_TOKEN=x`, JSON within JSON) is found, too.
+_NAME = r"([A-Za-z][A-Za-z0-9_.-]{0,80})"
+_OPTION = re.compile(rf"(?<![^\s\"'=,])--?{_NAME}(?:=|\s{{1,20}})")
 _ASSIGNED = re.compile(
-    r"((?:^|[\s,;{])[\"']?([A-Za-z][A-Za-z0-9_.-]{0,80})[\"']?\s*[=:]\s*)([\"']?)[^\s,;\"'}&]+\3"
+    rf"(?<![^\s,;{{(\[=:|&?\"'\\])[\"']?{_NAME}\\{{0,8}}[\"']?\s{{0,20}}[=:]\s{{0,20}}"
+)
+# In quotes, which need not close; else up to a blank, or to where something else begins.
+_VALUE = re.compile(
+    r"""(?P<open>\\*")(?:[^"\\\n]|(?!(?P=open))\\.?|(?!(?P=open))")*(?P<close>(?P=open))?"""
+    r"""|(?P<single>')[^'\n]*(?P<end>')?"""
+    r"""|(?:(?![,;](?:\s|$|["'{\[]|[A-Za-z][\w.-]{0,80}["']?\s?[=:])|[)\]}](?:[\s,;)\]}"']|$))"""
+    r"""[^\s"'&])+"""
 )
 _SAID = re.compile(
     r"(\b([A-Za-z][A-Za-z0-9_.-]{0,80})\s+(?:is|was)\s*(?:[:=]\s*|\s))([\"']?)[^\s,;\"'}&]+\3"
@@ -106,8 +130,12 @@ _LOOKS = re.compile(
     r"glpat-[A-Za-z0-9_-]{16,}|npm_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}|"
     r"pypi-[A-Za-z0-9_-]{40,}|dckr_pat_[A-Za-z0-9_-]{16,}|api_org_[A-Za-z0-9]{20,}|"
     r"gsk_[A-Za-z0-9]{20,}|ya29\.[A-Za-z0-9_-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|"
-    r"AIza[A-Za-z0-9_-]{30,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
+    r"xapp-[A-Za-z0-9-]{10,}|AIza[A-Za-z0-9_-]{30,}|"
+    # A long header only where nothing stands before it, or each dash would be a place to begin.
+    r"(?:eyJ[A-Za-z0-9_-]{10,300}|(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{10,})"
+    r"\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
+_HOOK = re.compile(r"(\bhooks\.slack\.com/|\bdiscord(?:app)?\.com/api/webhooks/)[^\s\"'<>]+")
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE)
 # Whatever the scheme, and however many words.
 _AUTHORIZATION = re.compile(r"(\bauthorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE)
@@ -115,7 +143,9 @@ _AUTHORIZATION = re.compile(r"(\bauthorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+
 _PAIRS = re.compile(r"((?:^|\s)(?:-u\s*|--(?:proxy-)?user[ =])[\"']?[^\s:\"'/]+:)[^\s\"'/]+")
 _NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)\S+")
 _PEM = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?"
+    r"(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
 )
 
 
@@ -127,11 +157,13 @@ def is_secret_name(name: str, *, value: object = None) -> bool:
             `eos_token`, `tokenizer`, `num_key_value_heads` or `max_num_batched_tokens`.
         value: what it holds, where that is known: a number under `tokens` or `keys` counts them.
     """
-    words = [word.lower() for word in _WORDS.findall(name[:200])]
+    words = [word.lower() for word in _WORDS.findall(_ascii(name[:200]))]
     if not words:
         return False
-    if any(word in _ALWAYS or word.endswith(_ENDS) for word in words):
+    # Together, too: `passWord`.
+    if any(word in _ALWAYS or word.endswith(_ENDS) for word in [*words, "".join(words)]):
         return True
+    words = _without_suffixes(words)
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if last in {"token", "tokens"} and before in _BEFORE_TOKEN:
         return False
@@ -147,6 +179,22 @@ def is_secret_name(name: str, *, value: object = None) -> bool:
         return True
     # A token in the middle is one when it is text; ids, types and limits of tokens are numbers.
     return last in _HOLDERS and not {"token", "auth"}.isdisjoint(words) and not _is_number(value)
+
+
+def _without_suffixes(words: list[str]) -> list[str]:
+    end = len(words)
+    while end > 1 and (words[end - 1].isdigit() or words[end - 1] in _SUFFIXES):
+        end -= 1
+    return words[:end]
+
+
+def _ascii(name: str) -> str:
+    """Without what looks like another name and reads the same: full width, joiners of no width."""
+    if name.isascii():
+        return name
+    return "".join(
+        c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf"
+    )
 
 
 def is_bare_name(name: str) -> bool:
@@ -176,23 +224,56 @@ def mask_text(text: str) -> str:
         return text
     text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     text = _LOOKS.sub(MASK, _BEARER.sub(rf"\1{MASK}", text))
-    if "://" in text:
-        text = _USERINFO.sub(rf"\1{MASK}@", text)
-    if "=" in text and "?" in text:
+    if "/" in text:
+        text = _HOOK.sub(rf"\1{MASK}", _USERINFO.sub(rf"\1{MASK}@", text))
+    if "=" in text and ("?" in text or "#" in text):
         text = _QUERY.sub(_masked, text)
     if "password" in text:
         text = _NETRC.sub(rf"\1{MASK}", text)
     if "-" in text:
         if ":" in text:
             text = _PAIRS.sub(rf"\1{MASK}", text)
-        text = _OPTION.sub(_masked, text)
+        text = _mask_after(_OPTION, text)
     if "=" in text or ":" in text:
-        text = _ASSIGNED.sub(_masked, text)
+        text = _mask_after(_ASSIGNED, text)
     if " is" in text or " was" in text:
         text = _SAID.sub(_said, text)
     if "PRIVATE KEY" in text:
         text = _PEM.sub(MASK, text)
     return text
+
+
+def _mask_after(heads: re.Pattern[str], text: str) -> str:
+    """The text without the values of what `heads` names, where that is a secret."""
+    kept: list[str] = []
+    end = 0
+    for head in heads.finditer(text):
+        if head.start() < end:
+            continue  # inside a value that is gone
+        before, name = text[max(0, head.start() - 1) : head.start()], head[1]
+        # `order=key:size` names no secret; where a new word begins, `key: ...` does.
+        inside = before in {"=", ":"} and name.lower() in {"key", "keys"}
+        if inside or not is_secret_name(name):
+            continue  # and its value is not looked at: that may be all the rest
+        value = _VALUE.match(text, head.end())
+        if value is None or (heads is _OPTION and not _is_argument(head[0], value[0])):
+            continue
+        bare = value[0].strip("\\\"'")
+        if bare and is_secret_name(name, value=bare):
+            opened = value["open"] or value["single"] or ""
+            closed = value["close"] or value["end"] or ""
+            kept += [text[end : head.end()], opened, MASK, closed]
+            end = value.end()
+    return "".join([*kept, text[end:]])
+
+
+def _is_argument(option: str, value: str) -> bool:
+    """Whether what follows an option is its value, and not the next option."""
+    return option.endswith("=") or not value.startswith("-") or bool(_DASHED.fullmatch(value))
+
+
+# A token may begin with a dash (one of base64url in 64 does); options have two, or a few letters.
+_DASHED = re.compile(r"-(?=[^-])(?=[^=]*\d)(?=[^=]*[A-Z])[^=]{11,}")
 
 
 def _masked(match: re.Match[str]) -> str:

@@ -197,7 +197,8 @@ def _flag_reasons(graph: Graph, flags: FlagChange) -> tuple[list[str], list[str]
     ]
     if certain or _spelled(before) == _spelled(after):
         return certain, []
-    return [], ["flags are only spelled or logged otherwise: the Neuron stack's own key sees it"]
+    left_out = "flags differ only in what our keys leave out (spelling, logs, paths)"
+    return [], [f"{left_out}: the Neuron stack's own key sees it"]
 
 
 def _spelled(flags: Sequence[str]) -> dict[str, str | None]:

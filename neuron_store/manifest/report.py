@@ -304,7 +304,11 @@ class _Encoder:
                 ["graph changed", f"{key} {field}", _side(old), _side(new)]
                 for field, (old, new) in fields.items()
             ]
-        for what, changes in (("config", diff.config), ("environment", diff.environment)):
+        parts = (
+            *(("config", diff.config), ("environment", diff.environment)),
+            ("manifest", diff.other),
+        )
+        for what, changes in parts:
             rows += [[what, path, _side(old), _side(new)] for path, (old, new) in changes.items()]
         counts = (
             f"{counted(len(diff.added), 'graph')} added, {len(diff.gone)} gone, "

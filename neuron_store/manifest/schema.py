@@ -18,7 +18,7 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn, override
 
-from neuron_store._strict_json import load_json
+from neuron_store._strict_json import load_written_json
 from neuron_store.artifact import is_key
 from neuron_store.errors import ManifestError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MANIFEST_NAME",
     "MANIFEST_VERSION",
+    "MAX_COUNT",
     "MAX_MANIFEST_BYTES",
     "Config",
     "Graph",
@@ -43,6 +44,9 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = "1"
 MAX_MANIFEST_BYTES = 256 << 20
 """A larger file is refused unread."""
+MAX_COUNT = 1 << 63
+"""Ranks, sizes and counts are below it."""
+_VERSION = r"1(\.[0-9]{1,9})?"
 _MAX_FAULTS = 8
 
 
@@ -62,26 +66,41 @@ def _plain_key(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 def _counts(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
-        if number is not None and not 0 <= number < 1 << 63:
+        if number is not None and not 0 <= number < MAX_COUNT:
             what = "is negative" if number < 0 else "is no count"
-            raise ValueError(f"{attribute.name} {number!r:.40} {what}")
+            raise ValueError(f"{attribute.name} {_digits(number)} {what}")
+
+
+def _setting(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    # vLLM knows negative ones, which stand for "as many as fit".
+    if value is not None and not -MAX_COUNT < value < MAX_COUNT:
+        raise ValueError(f"{attribute.name} {_digits(value)} is out of range")
+
+
+def _digits(number: int) -> str:
+    # Python refuses to write out numbers of more than 4300 digits.
+    return str(number) if abs(number) < 10**30 else f"of {number.bit_length()} bits"
+
+
+def _number(description: str = "") -> Any:
+    return attrs.field(
+        default=None,
+        validator=_setting,
+        metadata=_says(description) if description else {},
+    )
 
 
 @attrs.frozen
 class Topology:
     """How the ranks are arranged. None where the configuration does not say."""
 
-    world_size: int | None = attrs.field(default=None, metadata=_says("Ranks of the engine."))
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    data_parallel_size: int | None = None
-    attention_dp_size: int | None = attrs.field(
-        default=None, metadata=_says("Data parallelism of the attention layers.")
-    )
-    ep_degree: int | None = attrs.field(
-        default=None, metadata=_says("Expert parallelism, resolved.")
-    )
-    decode_context_parallel_size: int | None = None
+    world_size: int | None = _number("Ranks of the engine.")
+    tensor_parallel_size: int | None = _number()
+    pipeline_parallel_size: int | None = _number()
+    data_parallel_size: int | None = _number()
+    attention_dp_size: int | None = _number("Data parallelism of the attention layers.")
+    ep_degree: int | None = _number("Expert parallelism, resolved.")
+    decode_context_parallel_size: int | None = _number()
     has_collectives: bool | None = attrs.field(
         default=None, metadata=_says("Whether the graphs communicate between ranks.")
     )
@@ -95,12 +114,8 @@ class Config:
     model: str | None = attrs.field(default=None, metadata=_says("Model path or name."))
     target: str | None = attrs.field(default=None, metadata=_says("Compiler target, such as trn2."))
     dtype: str | None = attrs.field(default=None, metadata=_says("Such as torch.bfloat16."))
-    max_num_seqs: int | None = attrs.field(
-        default=None, metadata=_says("Maximum of concurrent sequences.")
-    )
-    max_model_len: int | None = attrs.field(
-        default=None, metadata=_says("Maximum sequence length, in tokens.")
-    )
+    max_num_seqs: int | None = _number("Maximum of concurrent sequences.")
+    max_model_len: int | None = _number("Maximum sequence length, in tokens.")
     topology: Topology = attrs.field(factory=Topology)
     neuron_config: Mapping[str, Any] = attrs.field(
         factory=dict, metadata=_says("Full resolved Neuron configuration, as JSON.")
@@ -130,7 +145,9 @@ class Graph:
     )
     created_timestamp: str | None = attrs.field(
         default=None,
-        metadata=_says("When it was compiled (the executable's mtime): ISO 8601, UTC."),
+        metadata=_says(
+            "When it was compiled, as the record says, else the executable's mtime: ISO 8601, UTC."
+        ),
     )
     input_shapes: tuple[str, ...] = attrs.field(
         default=(), metadata=_says('In order; "4," and "4, 2048", "" for a scalar.')
@@ -155,7 +172,7 @@ class Manifest:
 
     manifest_version: str = attrs.field(
         default=MANIFEST_VERSION,
-        metadata=_says("1, or a later minor such as 1.1.", pattern=r"^1(\.[0-9]+)?$"),
+        metadata=_says("1, or a later minor such as 1.1.", pattern=f"^{_VERSION}$"),
     )
     config: Config = attrs.field(factory=Config)
     graphs: tuple[Graph, ...] = ()
@@ -271,7 +288,7 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             f"{len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read", source=source
         )
     try:
-        raw = load_json(data)
+        raw = load_written_json(data)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"not JSON ({error})", source=source) from None
     if not isinstance(raw, dict) or "manifest_version" not in raw:
@@ -285,7 +302,7 @@ def load_manifest(data: bytes | str, *, source: str | None = None) -> Manifest:
             f'"{MANIFEST_VERSION}" in quotes',
             source=source,
         )
-    if re.fullmatch(r"1(\.[0-9]+)?", version) is None:
+    if re.fullmatch(_VERSION, version) is None:
         raise ManifestError(
             f"manifest_version {json.dumps(version)[:40]} is not known; this release reads "
             f'"{MANIFEST_VERSION}": upgrade neuron-store',

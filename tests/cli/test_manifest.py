@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -139,6 +140,36 @@ def test_diff_tells_graphs_settings_and_packages(cli, tmp_path, one):
         "changed\tconfig\tmax_num_seqs\t32\t64",
         "changed\tenvironment\tnki\t-\t1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"future": {"a": 1}}, {"future": {"a": 2}}, "changed\tmanifest\tfuture.a\t1\t2"),
+        ({}, {"manifest_version": "1.1"}, "changed\tmanifest\tmanifest_version\t1\t1.1"),
+        (
+            {"config": {"vllm_config": {"a.b": 1, "a": {"b": 2}}}},
+            {"config": {"vllm_config": {"a.b": 3, "a": {"b": 2}}}},
+            'changed\tconfig\tvllm_config."a.b"\t1\t3',
+        ),
+        (
+            {"config": {"vllm_config": {"a": [1]}}},
+            {"config": {"vllm_config": {"a": [True]}}},
+            "changed\tconfig\tvllm_config.a\t[1]\t[true]",
+        ),
+    ],
+)
+def test_no_difference_passes_for_none(cli, tmp_path, before, after, told):
+    base = {"manifest_version": "1", "graphs": [], "config": {}, "environment": {}}
+    for name, more in (("a", before), ("b", after)):
+        (tmp_path / name).write_text(json.dumps({**base, **more}))
+    result = cli("manifest", "diff", tmp_path / "a", tmp_path / "b", status=1)
+    assert result.stdout.splitlines() == [told]
+    assert cli.json("manifest", "diff", tmp_path / "a", tmp_path / "a")["other"] == {}
+
+
+def test_show_says_that_there_is_no_graph(cli, tmp_path):
+    assert "the manifests list no graph" in cli("manifest", "show", listing(tmp_path / "m")).stderr
 
 
 def test_a_field_that_is_unknown_cannot_be_ignored(cli, one):
@@ -287,6 +318,7 @@ def test_plan_tells_which_keys_miss(cli, one):
     [
         *((), ("--upgrade", "x"), ("--upgrade", "=1"), ("--add-flag", "--a='")),
         *(("--upgrade", "neuronx-cc>=2.32"), ("--upgrade", "neuronx-cc=>2"), ("--upgrade", "a=")),
+        *(("--add-flag", ""), ("--remove-flag", " ")),
     ],
 )
 def test_a_plan_without_a_change_or_with_no_flags_is_a_usage_error(cli, one, arguments):

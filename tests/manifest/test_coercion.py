@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from neuron_store.manifest.coercion import Limits, to_plain
-from neuron_store.manifest.masking import MASK, is_secret_name, mask_text
+from neuron_store.manifest.masking import MASK, is_secret_name
 
 SECRET_NAMES = [
     *("token", "hf_token", "HF_TOKEN", "api_key", "apiKey", "api_keys", "AWS_SECRET_ACCESS_KEY"),
@@ -249,45 +249,6 @@ def test_names_of_ordinary_settings_are_not_taken_for_secrets(name):
 def test_counts_of_tokens_stay_and_lists_of_keys_do_not():
     plain = to_plain({"max_num_batched_tokens": 8192, "api_keys": ["a"], "token": None, "key": 5})
     assert plain == {"max_num_batched_tokens": 8192, "api_keys": MASK, "token": None, "key": MASK}
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("s3://user:pw@host/x?token=abc&a=1", "s3://***@host/x?token=***&a=1"),
-        ("--api-key=abcdef --verbose=35", "--api-key=*** --verbose=35"),
-        ("--hf-token abcdef --x 1", "--hf-token *** --x 1"),
-        ("AccountKey=abc123==;EndpointSuffix=x", "AccountKey=***;EndpointSuffix=x"),
-        ("Authorization: Bearer abcdefghij", None),
-        ("Authorization: token abcdefghij", None),
-        ('-H "authorization: Digest a b, c abcdefghij" x', '-H "authorization: ***" x'),
-        ("curl -u me:hunter2 https://x", "curl -u me:*** https://x"),
-        ("curl --proxy-user 'me:hunter2' x", "curl --proxy-user 'me:***' x"),
-        ("docker run -u 1000 x:latest -u root:/x", "docker run -u 1000 x:latest -u root:/x"),
-        ("machine h login me password hunter2", "machine h login me password ***"),
-        ("my token is hf_" + "a" * 34, "my token is ***"),
-        ("AKIA" + "A" * 16, "***"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "***"),
-        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
-        ("the password is: hunter2", "the password is: ***"),
-        ("the password is hunter2, keep it", "the password is ***, keep it"),
-        ("glpat-" + "a" * 20, "***"),
-        ("use npm_" + "a" * 36 + " here", "use *** here"),
-        ("nvapi-" + "a-_" * 20, "***"),
-        ("eos_token: </s>, max_tokens=12", "eos_token: </s>, max_tokens=12"),
-        ("foo_tokens=12 foo_tokens=x", "foo_tokens=12 foo_tokens=***"),
-        ("this token is what was sampled", "this token is what was sampled"),
-        ("this token is: abcdef", "this token is: ***"),
-        ("torch.bfloat16", "torch.bfloat16"),
-        ("--internal-hlo2tensorizer-options=--x=10", "--internal-hlo2tensorizer-options=--x=10"),
-    ],
-)
-def test_secrets_inside_text_are_masked(text, shown):
-    masked = mask_text(text)
-    if shown is None:
-        assert "abcdefghij" not in masked
-    else:
-        assert masked == shown
 
 
 def test_what_a_model_is_configured_with_stays_readable():

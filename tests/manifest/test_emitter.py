@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from neuron_store.manifest import emitter, enrich, ledger
 from neuron_store.manifest.config import build_config, installed_packages
 from neuron_store.manifest.emitter import emit_manifest, write_manifest
+from neuron_store.manifest.engine import engine_id
 from neuron_store.manifest.ledger import record_graph
 from neuron_store.manifest.reader import read_manifest
 from neuron_store.manifest.schema import Graph, Manifest
@@ -311,6 +313,66 @@ def test_tensor_parallel_ranks_become_global_ones_or_none(manifests, store, mapp
     record_graph(key_of(1), 1, [], "")
     path = emit_manifest(store, rank_to_global=mapping)
     assert json.loads(path.read_text())["graphs"][0]["ranks"] == ranks
+
+
+@pytest.mark.parametrize(
+    ("rank", "mapping"),
+    [("-1", None), ("1" + "0" * 30, None), ("1" + "0" * 5000, None), ("0", {0: 1 << 70, 3: 3})],
+    ids=["no group", "large", "too large for Python", "large when mapped"],
+)
+def test_a_rank_that_no_manifest_can_hold_costs_only_itself(manifests, store, rank, mapping):
+    """As vLLM has it, -1 is a rank that is in no group."""
+    directory = manifests / "ledger" / engine_id()
+    directory.mkdir(parents=True)
+    (directory / "1.jsonl").write_text(
+        f'{{"key": "bad", "rank": {rank}, "input_shapes": [], "compiler_flags": ""}}\n'
+    )
+    record_graph("good", 3, [(4,)], "")
+    manifest = read_manifest(emit_manifest(store, rank_to_global=mapping))
+    assert manifest.graph("good").ranks == (3,)
+    bad = manifest.graph("bad")
+    assert bad is None or bad.ranks == ()
+    assert not directory.exists()
+
+
+def test_a_target_that_ends_the_program_when_asked_costs_only_itself(manifests, store):
+    class Ending:
+        def __bool__(self):
+            raise SystemExit(3)
+
+    class Neuron:
+        target = Ending()
+        platform_target = "trn2"
+
+    manifest = read_manifest(emit_manifest(store, config=VllmConfig(), neuron_config=Neuron()))
+    assert manifest.config.model == ModelConfig.model
+    assert "Ending" in manifest.config.target
+
+
+def test_what_a_killed_emitter_left_is_removed_in_time(manifests, store):
+    folder = manifests / engine_id()
+    folder.mkdir(parents=True)
+    old, young = folder / ".manifest.json.1.aa.tmp", folder / ".manifest.json.2.bb.tmp"
+    for path in (old, young):
+        path.write_text("half")
+    past = time.time() - 7200
+    os.utime(old, (past, past))
+    emit_manifest(store)
+    # The young one may be another emitter's that is still writing.
+    assert sorted(p.name for p in folder.iterdir()) == [young.name, "manifest.json"]
+
+
+def test_a_time_beyond_the_calendar_costs_only_itself(manifests, store, root):
+    neff = next(fill(root, key_of(1)).glob("*.neff"))
+    try:
+        os.utime(neff, (1e12, 1e12))
+    except OSError:
+        pytest.skip("this file system holds no such time")
+    record_graph(key_of(1), 0, [], "")
+    graph = read_manifest(emit_manifest(store)).graphs[0]
+    # ext4 ends in the year 2446.
+    assert (graph.created_timestamp is None) is (neff.stat().st_mtime > 3e11)
+    assert graph.neff_size == 6024
 
 
 def test_graphs_stand_in_the_order_in_which_the_lowest_rank_traced_them(manifests, store):

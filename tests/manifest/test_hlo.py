@@ -149,6 +149,14 @@ def test_among_several_without_an_id_the_name_decides():
     assert read_output_shapes(data) == ["1"]
 
 
+@pytest.mark.timeout(120)
+def test_many_computations_of_one_name_take_no_longer_than_many_of_several():
+    """The search took a time that grew with their square: ten minutes for these."""
+    same = b"".join([field(3, field(1, b"e"))] * 100_000)
+    with pytest.raises(HloError):
+        read_output_shapes(field(2, b"e") + same)
+
+
 def test_without_an_entry_the_modules_own_program_shape_counts():
     data = module(computation(program(shape(1)), 1), entry=5) + field(4, program(shape(9)))
     assert read_output_shapes(data) == ["9"]

@@ -284,6 +284,22 @@ def test_arguments_that_raise_are_swallowed(manifests, caplog):
     assert [line["key"] for line in lines(own_file(manifests))] == ["good"]
 
 
+def test_a_signals_handler_that_records_meanwhile_ends(manifests, monkeypatch, caplog):
+    """The lock was held for ever by the thread that waited for it."""
+    make_own = ledger.make_own
+
+    def interrupted(folder):
+        monkeypatch.setattr(ledger, "make_own", make_own)
+        record_graph("handler", 0, [], "")
+        make_own(folder)
+
+    monkeypatch.setattr(ledger, "make_own", interrupted)
+    record_graph("outer", 0, [], "")
+    record_graph("later", 0, [], "")
+    assert [line["key"] for line in lines(own_file(manifests))] == ["outer", "later"]
+    assert "a signal's handler recorded while its thread did" in caplog.text
+
+
 def test_a_symbolic_link_in_the_place_of_the_file_is_not_followed(manifests, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")

@@ -106,7 +106,7 @@ def test_fields_of_a_later_minor_are_kept_at_every_level():
     assert written["graphs"][0]["novel"] == {"a": [1]}
 
 
-@pytest.mark.parametrize("version", ["2", "1.", "", "10", "1.x", "1\n"])
+@pytest.mark.parametrize("version", ["2", "1.", "", "10", "1.x", "1\n", "1." + "9" * 5000])
 def test_an_unknown_version_is_refused_with_the_remedy(version):
     with pytest.raises(ManifestError, match=r"m\.json: manifest_version .* upgrade neuron-store"):
         load({**PAGE, "manifest_version": version})
@@ -166,6 +166,26 @@ def test_what_is_no_manifest_is_refused(value, told):
 def test_what_is_no_json_is_refused(text):
     with pytest.raises(ManifestError, match="not JSON"):
         load_manifest(text)
+
+
+@pytest.mark.parametrize("number", ["9" * 4300, "-" + "9" * 4300])
+def test_a_number_that_python_cannot_write_out_is_refused(number):
+    config = f'{{"topology": {{"world_size": {number}}}}}'
+    text = f'{{"manifest_version": "1", "graphs": [], "config": {config}}}'
+    with pytest.raises(ManifestError, match="world_size of 14285 bits is out of range"):
+        load_manifest(text)
+    # As vLLM has it: as many as fit.
+    negative = load_manifest(text.replace(number, "-1"))
+    assert negative.config.topology.world_size == -1
+
+
+def test_a_name_that_is_given_twice_is_refused():
+    """Readers differ on which one counts: a gate must not pass by one that others do not see."""
+    with pytest.raises(ManifestError, match="'graphs' is given twice"):
+        load_manifest('{"manifest_version": "1", "graphs": [{"graph_hash": "a"}], "graphs": []}')
+    many = ", ".join(f'"n{n}": 0' for n in range(50_000))
+    with pytest.raises(ManifestError, match="'n7' is given twice"):
+        load_manifest(f'{{"manifest_version": "1", "graphs": [], {many}, "n7": 1}}')
 
 
 def test_many_faults_are_counted_and_not_all_told():
