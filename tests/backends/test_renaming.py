@@ -396,13 +396,14 @@ class TestTrouble:
                 call()
         assert json.loads(record.read_text()) == newer
 
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
     def test_a_full_disk_on_this_side_is_not_blamed_on_the_tier(
-        self, posix, source, tmp_path, monkeypatch
+        self, posix, source, tmp_path, monkeypatch, code
     ):
         posix.publish(*source)
 
         def full(*_arguments, **_keywords):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(code, os.strerror(code))
 
         monkeypatch.setattr("neuron_store_backends.renaming.copy_stream", full)
         store = TieredStore([LocalStore(tmp_path / "local"), posix])
