@@ -83,6 +83,10 @@ class LedgerLine:
     """Of the line in its file: the order in which the writer captured its graphs."""
 
 
+# Looked up once: a line costs little more than its system calls.
+_monotonic, _fcntl, _access, _GETFL = time.monotonic, fcntl.fcntl, os.access, fcntl.F_GETFL
+
+
 class _Writer:
     """The ledger file of the process. Starts anew in a forked child."""
 
@@ -92,9 +96,10 @@ class _Writer:
         self.busy = False
         self.pid = -1
         self.descriptor = -1
-        self.path = b""
+        self.folder = -1
+        self.name = b""
         self.mark = -1
-        self.identity = (0, 0)
+        self.identity = self.folder_identity = (0, 0)
         self.source: tuple[bytes | None, bytes | None] = (None, None)
         self.checked = float("-inf")
         self.begun: set[str] = set()
@@ -104,8 +109,10 @@ class _Writer:
     def reset(self) -> None:
         """After fork: the parent's lock may be held for ever, and its file is not ours."""
         complained = self.complained
-        if self.descriptor >= 0 and self._is_ours():
+        if _is_at(self.descriptor, self.identity):
             os.close(self.descriptor)
+        if _is_at(self.folder, self.folder_identity):
+            os.close(self.folder)
         self.__init__()  # type: ignore[misc]  # the object stays: `record_graph` refers to it
         self.complained = complained
 
@@ -115,13 +122,20 @@ class _Writer:
         # Without a look at the pid: `reset` runs in every child that can run Python. With one at
         # the descriptor, though, which `os.closerange` may have left to a stranger, and at the
         # name, which the emitter takes away.
-        now = time.monotonic()
-        if (
-            now - self.checked > _RECHECK
-            or self.source != source
-            or self.torn
-            or not self._looks_ours()
-        ):
+        now = _monotonic()
+        try:
+            fresh = (
+                now - self.checked < _RECHECK
+                and self.source == source
+                and not self.torn
+                and _fcntl(self.descriptor, _GETFL) == self.mark
+                # Below the directory's descriptor: the kernel looks one name up, and not ten. Of a
+                # stranger's directory the worst is that it has no such name.
+                and _access(self.name, 0, dir_fd=self.folder)
+            )
+        except OSError:
+            fresh = False
+        if not fresh:
             line = self._prepare(source, line)
             self.checked = now
         if os.write(self.descriptor, line) != len(line):
@@ -142,24 +156,13 @@ class _Writer:
             finally:
                 self.busy = False
 
-    def _looks_ours(self) -> bool:
-        try:
-            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
-        except OSError:
-            return False
-        return flags == self.mark and os.access(self.path, os.F_OK)
-
-    def _is_ours(self) -> bool:
-        """Whether the descriptor was neither closed by others nor given to another file."""
-        try:
-            status = os.fstat(self.descriptor)
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self.identity
-
     def _still_ours(self) -> bool:
-        """Whether it also still has a name: the emitter removes the ledger."""
-        return self._is_ours() and os.fstat(self.descriptor).st_nlink > 0
+        """Whether both are as they were, and the file has a name: the emitter takes it away."""
+        return (
+            _is_at(self.descriptor, self.identity)
+            and _is_at(self.folder, self.folder_identity)
+            and os.fstat(self.descriptor).st_nlink > 0
+        )
 
     def _open(self, source: tuple[bytes | None, bytes | None]) -> None:
         pid = os.getpid()
@@ -183,18 +186,38 @@ class _Writer:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(errno.EINVAL, "not a regular file", path)
-        if self.descriptor >= 0 and self._is_ours():
-            os.dup2(descriptor, self.descriptor, inheritable=False)
-            os.close(descriptor)
-        else:
-            self.descriptor = descriptor
-        status = os.fstat(self.descriptor)
-        self.identity = (status.st_dev, status.st_ino)
-        self.mark = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
-        self.path = os.fsencode(path)
         self.begun.add(path)
+        self.descriptor = _in_place_of(self.descriptor, self.identity, descriptor)
+        self.identity = _identity(self.descriptor)
+        self.mark = _fcntl(self.descriptor, _GETFL)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.folder = _in_place_of(self.folder, self.folder_identity, opened)
+        self.folder_identity = _identity(self.folder)
+        self.name = os.fsencode(os.path.basename(path))
         self.source = source
         self.torn = False
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _is_at(descriptor: int, identity: tuple[int, int]) -> bool:
+    """Whether a descriptor was neither closed by others nor given to another file."""
+    try:
+        return descriptor >= 0 and _identity(descriptor) == identity
+    except OSError:
+        return False
+
+
+def _in_place_of(old: int, identity: tuple[int, int], new: int) -> int:
+    """The new file under the old number, where that is still ours: a thread may be writing."""
+    if not _is_at(old, identity):
+        return new
+    os.dup2(new, old, inheritable=False)
+    os.close(new)
+    return old
 
 
 _writer = _Writer()
@@ -259,11 +282,12 @@ def _encode(
         import shlex  # noqa: PLC0415  (callers that give text need none)
 
         compiler_flags = shlex.join(compiler_flags)
+    number = rank if type(rank) is int else f"{rank:d}"
     return (
-        f'{{"key": {encode_basestring_ascii(key)}, "rank": {rank:d}, '
+        f'{{"key": {encode_basestring_ascii(key)}, "rank": {number}, '
         f'"input_shapes": {_text_list(inputs)}, '
         f'"compiler_flags": {_flags_json(compiler_flags)}}}\n'
-    ).encode("ascii")
+    ).encode()
 
 
 # Changes each byte that JSON text would not hold as it is, other than a quote.

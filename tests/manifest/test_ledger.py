@@ -244,6 +244,21 @@ def test_a_descriptor_that_others_closed_and_reused_is_not_written_to(manifests,
     assert [line["key"] for line in lines(own_file(manifests))] == ["a", "b"]
 
 
+def test_a_descriptor_of_the_directory_that_others_reused_costs_no_line(manifests, tmp_path):
+    record_graph("a", 0, [], "")
+    stranger = tmp_path / "strange"
+    stranger.mkdir()
+    descriptor = os.open(stranger, os.O_RDONLY | os.O_DIRECTORY)
+    number = os.dup2(descriptor, ledger._writer.folder)
+    record_graph("b", 0, [], "")
+    # And it stays the stranger's.
+    assert os.fstat(ledger._writer.folder).st_ino == own_file(manifests).parent.stat().st_ino
+    assert [line["key"] for line in lines(own_file(manifests))] == ["a", "b"]
+    os.close(descriptor)
+    os.close(number)
+    assert list(stranger.iterdir()) == []
+
+
 def test_a_stranger_with_the_same_flags_is_told_by_its_file(manifests, monkeypatch, tmp_path):
     monkeypatch.setattr(ledger, "_RECHECK", -1.0)
     record_graph("a", 0, [], "")
