@@ -97,6 +97,7 @@ _ORDINARY_KEY = frozenset(
     }
 )
 _HOLDERS = frozenset({"value", "string", "text", "header", "headers"})
+_NOTHING = frozenset({"", "none", "null", "nil", "true", "false"})
 _NUMBERS_PASS = frozenset({"tokens", "keys"})
 _NUMBER = re.compile(r"\s*[+-]?[0-9]+(?:\.[0-9]*)?\s*\Z")
 
@@ -259,12 +260,17 @@ def _mask_after(heads: re.Pattern[str], text: str) -> str:
         if value is None or (heads is _OPTION and not _is_argument(head[0], value[0])):
             continue
         bare = value[0].strip("\\\"'")
-        if bare and is_secret_name(name, value=bare):
+        if _holds_secret(name, bare):
             opened = value["open"] or value["single"] or ""
             closed = value["close"] or value["end"] or ""
             kept += [text[end : head.end()], opened, MASK, closed]
             end = value.end()
     return "".join([*kept, text[end:]])
+
+
+def _holds_secret(name: str, value: str) -> bool:
+    # That there is none is no secret: `api_key=None`, `token: false`.
+    return value.lower() not in _NOTHING and is_secret_name(name, value=value)
 
 
 def _is_argument(option: str, value: str) -> bool:
@@ -280,7 +286,7 @@ def _masked(match: re.Match[str]) -> str:
     """What stands after a secret's name, masked."""
     whole, name = match[0], match[2]
     value = whole[len(match[1]) :].strip("\"'")
-    return match[1] + MASK if is_secret_name(name, value=value) else whole
+    return match[1] + MASK if _holds_secret(name, value) else whole
 
 
 def _said(match: re.Match[str]) -> str:

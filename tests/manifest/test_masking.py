@@ -114,6 +114,7 @@ def test_what_stands_beside_a_secret_stays():
         "--sort=key:x",
         "--auth --verbose",
         "--token -O1",
+        "api_key=None, hf_token=False, token: null, password=",
         '{"eos_token": "</s>", "tokenizer": "x"}',
     ],
 )
