@@ -113,12 +113,21 @@ _QUERY = re.compile(r"([?&;#]([^=&;#\s]{1,80})=)[^&;#\s]*")
 _NAME = r"([A-Za-z][A-Za-z0-9_.-]{0,80})"
 _OPTION = re.compile(rf"(?<![^\s\"'=,])--?{_NAME}(?:=|\s{{1,20}})")
 _ASSIGNED = re.compile(
-    rf"(?<![^\s,;{{(\[=:|&?\"'\\])[\"']?{_NAME}\\{{0,8}}[\"']?\s{{0,20}}[=:]\s{{0,20}}"
+    rf"(?<![^\s,;{{(\[=:|&?\"'\\])[\"']?{_NAME}\\{{0,8}}[\"']?\]?\s{{0,20}}"
+    r"(?::=|=>|->|[=:])\s{0,20}"
 )
-# In quotes, which need not close; else up to a blank, or to where something else begins.
+# Name and value told apart, as Kubernetes has them; an element of XML; a wrapper's representation.
+_LABELLED = re.compile(
+    rf"(?<![A-Za-z0-9_])(?:name|key|variable)[\"'\\]{{0,8}}\s{{0,20}}[:=]\s{{0,20}}[\"'\\]{{0,8}}{_NAME}"
+    rf"[\"'\\]{{0,8}},?\s{{0,40}}[\"'\\]{{0,8}}value[\"'\\]{{0,8}}\s{{0,20}}[:=]\s{{0,20}}"
+)
+_ENCLOSED = re.compile(rf"<{_NAME}>|(?<![A-Za-z0-9_])(Secret[A-Za-z]{{0,20}})\(")
+# In quotes, which need not close; in brackets; a block of YAML; else up to a blank, or to where
+# something else begins.
 _VALUE = re.compile(
     r"""(?P<open>\\*")(?:[^"\\\n]|(?!(?P=open))\\.?|(?!(?P=open))")*(?P<close>(?P=open))?"""
-    r"""|(?P<single>')[^'\n]*(?P<end>')?"""
+    r"""|(?P<single>')(?:[^'\\\n]|\\.)*(?P<end>')?"""
+    r"""|\$?[\[({][^\])}\n]*[\])}]?|[|>][+-]?[ \t]*\n[^\n]*"""
     r"""|(?:(?![,;](?:\s|$|["'{\[]|[A-Za-z][\w.-]{0,80}["']?\s?[=:])|[)\]}](?:[\s,;)\]}"']|$))"""
     r"""[^\s"'&])+"""
 )
@@ -139,9 +148,12 @@ _LOOKS = re.compile(
 _HOOK = re.compile(r"(\bhooks\.slack\.com/|\bdiscord(?:app)?\.com/api/webhooks/)[^\s\"'<>]+")
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE)
 # Whatever the scheme, and however many words.
-_AUTHORIZATION = re.compile(r"(\bauthorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE)
+_AUTHORIZATION = re.compile(
+    r"(\b(?:authorization|cookie)[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE
+)
 # `curl -u name:x`, and a line of a `.netrc`.
 _PAIRS = re.compile(r"((?:^|\s)(?:-u\s*|--(?:proxy-)?user[ =])[\"']?[^\s:\"'/]+:)[^\s\"'/]+")
+_PASSED = re.compile(r"(\b(?:sshpass|mysql\w{0,20}|mariadb\w{0,20})\s(?:[^\n]{0,200}?\s)?-p)\s?\S+")
 _NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)\S+")
 _PEM = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?"
@@ -232,11 +244,12 @@ def mask_text(text: str) -> str:
     if "password" in text:
         text = _NETRC.sub(rf"\1{MASK}", text)
     if "-" in text:
-        if ":" in text:
-            text = _PAIRS.sub(rf"\1{MASK}", text)
+        text = _PASSED.sub(rf"\1{MASK}", _PAIRS.sub(rf"\1{MASK}", text))
         text = _mask_after(_OPTION, text)
-    if "=" in text or ":" in text:
-        text = _mask_after(_ASSIGNED, text)
+    if "=" in text or ":" in text or "->" in text:
+        text = _mask_after(_ASSIGNED, _mask_after(_LABELLED, text))
+    if "<" in text or "Secret" in text:
+        text = _mask_after(_ENCLOSED, text)
     if " is" in text or " was" in text:
         text = _SAID.sub(_said, text)
     if "PRIVATE KEY" in text:
@@ -251,7 +264,7 @@ def _mask_after(heads: re.Pattern[str], text: str) -> str:
     for head in heads.finditer(text):
         if head.start() < end:
             continue  # inside a value that is gone
-        before, name = text[max(0, head.start() - 1) : head.start()], head[1]
+        before, name = text[max(0, head.start() - 1) : head.start()], head[head.lastindex or 0]
         # `order=key:size` names no secret; where a new word begins, `key: ...` does.
         inside = before in {"=", ":"} and name.lower() in {"key", "keys"}
         if inside or not is_secret_name(name):
